@@ -1,0 +1,120 @@
+"""What one sequence leaves behind between windows: KV, recurrent state, conv columns, n-gram history.
+
+Three kinds, and why a window that is only partly accepted never corrupts them:
+    positional  [context, ...]: entry p belongs to token p; entries past the committed length are overwritten later
+    ring        [ring_entries, ...]: entry p % ring_entries; large enough that rejected tokens overwrite nothing needed
+    recurrent   two copies: a window reads ``front`` and may write ``back``; commit flips, or replays n tokens first
+The invariant: after commit(n) every later read equals that of a sequence fed the same tokens one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Literal
+
+import torch
+
+from strata.core.errors import ContextLengthError
+
+StateKind = Literal["positional", "ring", "recurrent"]
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """One state tensor of one layer; ``shape`` without the position axis. Zero at the start of a sequence."""
+
+    kind: StateKind
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    ring_entries: int = 0
+
+    def n_bytes(self, context_tokens: int) -> int:
+        """Bytes at a context of that many tokens."""
+        lead = {"positional": context_tokens, "ring": self.ring_entries, "recurrent": 2}[self.kind]
+        return lead * prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of everything that is not positional, at one length. Positional entries before it stay valid as long as
+    the live sequence agrees with ``tokens``."""
+
+    tokens: tuple[int, ...]
+    tensors: dict[tuple[int, str], torch.Tensor] = field(repr=False)
+
+
+class SequenceState:
+    """State of one sequence over all layers. ``tokens`` are the committed ids; ``length`` their count."""
+
+    def __init__(
+        self, specs: Sequence[Mapping[str, StateSpec]], context_tokens: int, device: torch.device
+    ) -> None:
+        self.context_tokens = context_tokens
+        self.tokens: list[int] = []
+        self._specs = {(layer, name): s for layer, group in enumerate(specs) for name, s in group.items()}
+        self._tensors: dict[tuple[int, str], torch.Tensor] = {}
+        self._front: dict[tuple[int, str], int] = {}
+        for key, spec in self._specs.items():
+            lead = {"positional": context_tokens, "ring": spec.ring_entries, "recurrent": 2}[spec.kind]
+            self._tensors[key] = torch.zeros((lead, *spec.shape), dtype=spec.dtype, device=device)
+            if spec.kind == "recurrent":
+                self._front[key] = 0
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return len(self.tokens)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all state tensors."""
+        return sum(t.numel() * t.element_size() for t in self._tensors.values())
+
+    def tensor(self, layer: int, name: str) -> torch.Tensor:
+        """A positional or ring tensor, position axis first."""
+        return self._tensors[layer, name]
+
+    def front(self, layer: int, name: str) -> torch.Tensor:
+        """Recurrent state after the committed tokens."""
+        return self._tensors[layer, name][self._front[layer, name]]
+
+    def back(self, layer: int, name: str) -> torch.Tensor:
+        """Scratch copy that becomes the front when flipped."""
+        return self._tensors[layer, name][1 - self._front[layer, name]]
+
+    def flip(self, layer: int, name: str) -> None:
+        """Make the back copy the committed one."""
+        self._front[layer, name] = 1 - self._front[layer, name]
+
+    def require_room(self, n_tokens: int) -> None:
+        """Refuse (ContextLengthError) when n_tokens more do not fit."""
+        if self.length + n_tokens > self.context_tokens:
+            raise ContextLengthError(self.length + n_tokens, self.context_tokens)
+
+    def reset(self) -> None:
+        """Start a new sequence."""
+        self.tokens.clear()
+        for key, spec in self._specs.items():
+            if spec.kind != "positional":
+                self._tensors[key].zero_()
+
+    def snapshot(self) -> Snapshot:
+        """Copy what positional entries do not hold."""
+        copies = {}
+        for key, spec in self._specs.items():
+            if spec.kind == "ring":
+                copies[key] = self._tensors[key].clone()
+            elif spec.kind == "recurrent":
+                copies[key] = self.front(*key).clone()
+        return Snapshot(tuple(self.tokens), copies)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot of this sequence; the live tokens must begin with the snapshot's."""
+        n = len(snapshot.tokens)
+        assert tuple(self.tokens[:n]) == snapshot.tokens, "snapshot of another sequence"
+        del self.tokens[n:]
+        for key, copy in snapshot.tensors.items():
+            target = self.front(*key) if self._specs[key].kind == "recurrent" else self._tensors[key]
+            target.copy_(copy)
