@@ -1,0 +1,19 @@
+"""Op: the whole feed-forward of one expert on some rows, straight from the expert's blob.
+
+    g = gate x (* scale) (+ bias)    u = up x (* scale) (+ bias)
+    h = activation(g, u)             y = down h (* scale) (+ bias)
+
+Rows are *unweighted*: the router's weight is applied by ``combine``. ``ExpertShape`` says where
+the pieces lie. Numerics: docs/decisions/001-numerics-contract.md section 5; every implementation
+equals ``ref.expert_rows_contract`` bit for bit.
+"""
+
+from strata.kernels.expert_rows.shape import (
+    ACTIVATIONS,
+    ALIGN_BYTES,
+    Activation,
+    ExpertShape,
+    layout,
+)
+
+__all__ = ["ACTIVATIONS", "ALIGN_BYTES", "Activation", "ExpertShape", "layout"]
