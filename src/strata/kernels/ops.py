@@ -1,0 +1,91 @@
+"""The operations that models are made of, as one bundle of functions. Knows no models.
+
+A mixer calls ``ops.rms_norm(...)`` and does not know which implementation answers. ``reference_ops`` is the plain torch
+truth; whoever builds an engine replaces single fields (``dataclasses.replace``) by native or Triton versions that keep
+the op's contract, which stands in the docstring of its folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from strata.core.errors import UnsupportedError
+from strata.kernels.attention import attention
+from strata.kernels.qsa import block_keys, select_blocks
+from strata.kernels.rms_norm import rms_norm
+from strata.kernels.rotary import RotaryLike, rotary
+from strata.kernels.weight import Weight
+
+Tensor = torch.Tensor
+
+
+class RmsNormOp(Protocol):
+    """``kernels/rms_norm``."""
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: float, groups: int = 1) -> Tensor:
+        """Normalise the last axis of x, in ``groups`` equal parts."""
+        ...
+
+
+class AttentionOp(Protocol):
+    """``kernels/attention``."""
+
+    def __call__(
+        self,
+        q_THd: Tensor,
+        k_nGd: Tensor,
+        v_nGv: Tensor,
+        start: int,
+        scale: float,
+        window_tokens: int | None = None,
+        sinks_H: Tensor | None = None,
+        selected_Tn: Tensor | None = None,
+        /,
+    ) -> Tensor:
+        """Causal attention of the window's tokens over the cache, [T, H, dv]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ops:
+    """One implementation of every op. ``dtype``: activations (float32, or float64 for reference runs)."""
+
+    dtype: torch.dtype
+    linear: Callable[[Tensor, Weight], Tensor]
+    """(x_TK, w) -> [T, n_rows]: every row times w, ``kernels/linear``."""
+    rms_norm: RmsNormOp
+    rotary: Callable[[Tensor, Tensor, RotaryLike], Tensor]
+    """(x_THd, pos_T, spec) -> [T, H, d], ``kernels/rotary``."""
+    attention: AttentionOp
+    block_keys: Callable[[Tensor, Tensor, float, Tensor, RotaryLike], Tensor]
+    """(raw_mrd, weight_d, eps, first_m, spec) -> [m, d], ``kernels/qsa``."""
+    select_blocks: Callable[[Tensor, Tensor, int, int, int], Tensor]
+    """(q_TId, key_Bd, start, block_tokens, budget_blocks) -> int32 [T, budget_blocks], ``kernels/qsa``."""
+
+
+def _float_linear(x_TK: Tensor, w: Weight) -> Tensor:
+    """Product with an F32 matrix, one token at a time so that a token's bits do not depend on T."""
+    if w.type != "F32":
+        raise UnsupportedError(f"weight type {w.type}: the plain product knows F32 only; convert the matrix to F32")
+    matrix = w.data.view(torch.float32).view(w.n_rows, w.n_cols).to(x_TK.dtype)
+    y_TN = x_TK.new_empty(x_TK.shape[0], w.n_rows)
+    for t in range(x_TK.shape[0]):
+        y_TN[t] = matrix @ x_TK[t].clone()
+    return y_TN * w.scale if w.scale != 1.0 else y_TN
+
+
+def reference_ops(dtype: torch.dtype = torch.float32) -> Ops:
+    """The plain torch ops for activations of that dtype (float32 or float64)."""
+    return Ops(
+        dtype=dtype,
+        linear=_float_linear,
+        rms_norm=rms_norm,
+        rotary=rotary,
+        attention=attention,
+        block_keys=block_keys,
+        select_blocks=select_blocks,
+    )

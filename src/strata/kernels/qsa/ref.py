@@ -1,0 +1,60 @@
+"""Plain torch truth of qsa; the contract is in the package docstring."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from strata.kernels.rms_norm.ref import rms_norm
+from strata.kernels.rotary.ref import RotaryLike, rotary
+
+
+def block_keys(
+    raw_mrd: torch.Tensor,
+    weight_d: torch.Tensor,
+    eps: float,
+    first_m: torch.Tensor,
+    spec: RotaryLike,
+) -> torch.Tensor:
+    """Pooled, normalised and rotated key of every block, [m, d] in raw's dtype."""
+    total = raw_mrd[:, 0].clone()
+    for i in range(1, raw_mrd.shape[1]):
+        total += raw_mrd[:, i]
+    key_md = rms_norm(total / raw_mrd.shape[1], weight_d, eps)
+    return rotary(key_md.unsqueeze(1), first_m, spec).squeeze(1)
+
+
+def select_blocks(
+    q_TId: torch.Tensor, key_Bd: torch.Tensor, start: int, block_tokens: int, budget_blocks: int
+) -> torch.Tensor:
+    """Indices of the kept blocks of every token, ascending, padded with -1; int32 [T, budget_blocks]."""
+    n_tokens, _, dim = q_TId.shape
+    key_Bd = key_Bd.to(q_TId.dtype)
+    kept = torch.full((n_tokens, budget_blocks), -1, dtype=torch.int32, device=q_TId.device)
+    for t in range(n_tokens):
+        n_blocks = (start + t + 1) // block_tokens
+        if n_blocks <= budget_blocks:
+            kept[t, :n_blocks] = torch.arange(n_blocks, dtype=torch.int32)
+            continue
+        # a fresh copy has one alignment wherever the token stands in its window: BLAS may round by alignment
+        score_BI = key_Bd[:n_blocks] @ q_TId[t].clone().t()
+        score_B = score_BI.clamp_(min=0).sum(-1) / math.sqrt(dim)
+        order = torch.sort(score_B, descending=True, stable=True).indices
+        kept[t] = order[:budget_blocks].sort().values.to(torch.int32)
+    return kept
+
+
+def token_mask(blocks_Tm: torch.Tensor, start: int, n: int, block_tokens: int) -> torch.Tensor:
+    """Which of the n cached tokens each query may see, bool [T, n]."""
+    n_tokens = blocks_Tm.shape[0]
+    n_blocks = -(-n // block_tokens)
+    seen_Tb = torch.zeros(n_tokens, n_blocks + 1, dtype=torch.bool, device=blocks_Tm.device)
+    # column n_blocks takes the -1 entries and is cut off; the incomplete block is always seen
+    index = blocks_Tm.long()
+    seen_Tb.scatter_(1, torch.where(index < 0, n_blocks, index), True)
+    end_T1 = torch.arange(start + 1, start + n_tokens + 1, device=blocks_Tm.device).unsqueeze(1)
+    tail_T1 = end_T1 // block_tokens
+    seen_Tb.scatter_(1, torch.where(end_T1 % block_tokens == 0, n_blocks, tail_T1), True)
+    seen_Tn = seen_Tb[:, :n_blocks].repeat_interleave(block_tokens, dim=1)[:, :n]
+    return seen_Tn & (torch.arange(n, device=blocks_Tm.device) < end_T1)

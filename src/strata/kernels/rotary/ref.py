@@ -1,0 +1,71 @@
+"""Plain torch truth of rotary; the contract is in the package docstring."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal, Protocol
+
+import torch
+
+_BLOCK = 256
+
+
+class RotaryLike(Protocol):
+    """What rotary needs to know; ``models.spec.RotarySpec`` has it."""
+
+    @property
+    def inv_freq(self) -> tuple[float, ...]:
+        """One per rotated pair, radians per position."""
+        ...
+
+    @property
+    def pairing(self) -> Literal["half", "pairs"]:
+        """Which two dims make a pair."""
+        ...
+
+    @property
+    def attention_factor(self) -> float:
+        """Multiplies cos and sin."""
+        ...
+
+
+@lru_cache(maxsize=128)
+def _table(
+    inv_freq: tuple[float, ...], factor: float, block: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, each [256, n], of positions 256 * block and up."""
+    pos = torch.arange(block * _BLOCK, (block + 1) * _BLOCK, dtype=torch.float64)
+    angle = pos.unsqueeze(-1) * torch.tensor(inv_freq, dtype=torch.float64)
+    return (angle.cos() * factor).to(dtype), (angle.sin() * factor).to(dtype)
+
+
+def cos_sin(
+    pos_T: torch.Tensor, spec: RotaryLike, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of every position, each [T, n] on pos_T's device."""
+    pos = pos_T.cpu()
+    blocks = (pos // _BLOCK).unique().tolist()
+    cos = torch.empty(len(pos), len(spec.inv_freq), dtype=dtype)
+    sin = torch.empty_like(cos)
+    for block in blocks:
+        here = pos // _BLOCK == block
+        table_cos, table_sin = _table(spec.inv_freq, spec.attention_factor, block, dtype)
+        cos[here] = table_cos[pos[here] % _BLOCK]
+        sin[here] = table_sin[pos[here] % _BLOCK]
+    return cos.to(pos_T.device), sin.to(pos_T.device)
+
+
+def rotary(x_THd: torch.Tensor, pos_T: torch.Tensor, spec: RotaryLike) -> torch.Tensor:
+    """Rotate the first 2 * len(inv_freq) dims of every head by its token's position."""
+    n = len(spec.inv_freq)
+    cos, sin = (c.unsqueeze(1) for c in cos_sin(pos_T, spec, x_THd.dtype))
+    y = x_THd.clone(memory_format=torch.contiguous_format)
+    if spec.pairing == "half":
+        a, b = x_THd[..., :n], x_THd[..., n : 2 * n]
+        y_a, y_b = y[..., :n], y[..., n : 2 * n]
+    else:
+        a, b = x_THd[..., 0 : 2 * n : 2], x_THd[..., 1 : 2 * n : 2]
+        y_a, y_b = y[..., 0 : 2 * n : 2], y[..., 1 : 2 * n : 2]
+    y_a.copy_(a * cos - b * sin)
+    y_b.copy_(b * cos + a * sin)
+    return y
