@@ -17,11 +17,12 @@ from strata.memory.state import SequenceState
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """Shape without the leading axis; the leading axis is the window's T, or R = T * n_active for "R"."""
+    """Shape without the leading axis. The leading axis is the window's T; R = T * n_active for "R"; for "H" the number
+    of positions whose logits are wanted (the last ones of the window)."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    lead: Literal["T", "R"] = "T"
+    lead: Literal["T", "R", "H"] = "T"
     per_layer: bool = False
     """One copy per layer, kept until commit (inputs that a partial commit replays)."""
 
@@ -46,18 +47,19 @@ class Frame:
         state: SequenceState,
         device: torch.device,
         keep_inputs: bool = True,
+        n_head: int | None = None,
     ) -> None:
         self.T = n_tokens
+        self.n_head = n_tokens if n_head is None else n_head
         self.R = n_tokens * n_active
         self.state = state
         self.device = device
         self.keep_inputs = keep_inputs
         self.start = 0
         self.tokens: tuple[int, ...] = ()
-        self._specs = dict(specs)
         self._tensors: dict[str, torch.Tensor] = {}
         for name, spec in specs.items():
-            lead = self.R if spec.lead == "R" else self.T
+            lead = {"T": self.T, "R": self.R, "H": self.n_head}[spec.lead]
             layers = layers_of.get(name, ()) if spec.per_layer and keep_inputs else ()
             for key in [f"{name}:{layer}" for layer in layers] or [name]:
                 self._tensors[key] = torch.empty((lead, *spec.shape), dtype=spec.dtype, device=device)
@@ -68,7 +70,7 @@ class Frame:
 
     def at(self, name: str, layer: int) -> torch.Tensor:
         """A per-layer buffer (the shared copy when this frame does not keep inputs)."""
-        return self._tensors.get(f"{name}:{layer}", None) if self.keep_inputs else self._tensors[name]  # type: ignore[return-value]
+        return self._tensors[f"{name}:{layer}"] if self.keep_inputs else self._tensors[name]
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """All buffers by qualified name ("name" or "name:layer")."""

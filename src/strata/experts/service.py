@@ -1,0 +1,100 @@
+"""The host's side of a window: answers each ring by handing the plan's rows to the workers of their places.
+
+It has no idea which features are on: places that a plan does not use get no work, whoever made the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from strata.core.types import Place
+from strata.experts.fast_tier import FastTier
+from strata.experts.workers import Worker
+from strata.kernels.plan import Plan, Rule, make_plan
+
+
+@dataclass
+class RowCounters:
+    """Routed rows by place since the start, per layer."""
+
+    rows_LP: dict[tuple[int, Place], int] = field(default_factory=dict)
+
+    def add(self, layer: int, plan: Plan) -> None:
+        """Count one layer of one window."""
+        for place, groups in plan.groups.items():
+            key = (layer, place)
+            self.rows_LP[key] = self.rows_LP.get(key, 0) + groups.n_rows
+
+    def total(self, place: Place) -> int:
+        """Rows at a place over all layers."""
+        return sum(n for (_, p), n in self.rows_LP.items() if p == place)
+
+
+class ExpertService:
+    """Plans a layer, starts its workers at the ring, and joins them at the waits.
+
+    workers: who computes each place; the host places (CPU, CPU_LATE, REMOTE) start at the ring in the order given,
+    FAST rows run when the window reaches them.
+    """
+
+    HOST_PLACES = (Place.REMOTE, Place.CPU, Place.CPU_LATE)
+
+    def __init__(
+        self, tier: FastTier, workers: Mapping[Place, Worker], rules: Sequence[Rule] = ()
+    ) -> None:
+        self.tier = tier
+        self.workers = dict(workers)
+        self.rules = tuple(rules)
+        self.counters = RowCounters()
+        self._plans: dict[int, Plan] = {}
+
+    def plan(self, layer: int, expert_R: torch.Tensor, weight_R: torch.Tensor, n_active: int) -> Plan:
+        """Give every routed row of the layer its place."""
+        plan = make_plan(
+            expert_R.numpy(),
+            weight_R.numpy().astype(np.float32, copy=False),
+            n_active,
+            self.tier.address_LE[layer],
+            self.rules,
+        )
+        self._plans[layer] = plan
+        self.counters.add(layer, plan)
+        return plan
+
+    def of(self, layer: int) -> Plan:
+        """The plan of the layer in the running window."""
+        return self._plans[layer]
+
+    def ring(
+        self, layer: int, x_TD: torch.Tensor, rows: Mapping[Place, torch.Tensor]
+    ) -> None:
+        """Start the workers of the host places; ``rows`` says where each place's rows go."""
+        plan = self._plans[layer]
+        for place in self.HOST_PLACES:
+            groups = plan.groups.get(place)
+            if groups is not None:
+                self.workers[place].begin(layer, groups, x_TD, rows[place])
+
+    def wait(self, layer: int, place: Place) -> None:
+        """Return when the rows of that place are written."""
+        worker = self.workers.get(place)
+        if worker is not None:
+            worker.finish(layer)
+
+    def fast_rows(self, layer: int, x_TD: torch.Tensor, out_RD: torch.Tensor) -> None:
+        """Compute the cached experts' rows now."""
+        groups = self._plans[layer].groups.get(Place.FAST)
+        if groups is not None:
+            worker = self.workers[Place.FAST]
+            worker.begin(layer, groups, x_TD, out_RD)
+            worker.finish(layer)
+
+    def drain(self) -> None:
+        """After an error: wait until no worker touches a buffer any more."""
+        for worker in self.workers.values():
+            for layer in range(len(self.tier.address_LE)):
+                worker.finish(layer)
