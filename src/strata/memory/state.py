@@ -1,7 +1,8 @@
 """What one sequence leaves behind between windows: KV, recurrent state, conv columns, n-gram history.
 
 Three kinds, and why a window that is only partly accepted never corrupts them:
-    positional  [context, ...]: entry p belongs to token p; entries past the committed length are overwritten later
+    positional  [context, ...]: entry p belongs to token p; entries past the committed length are overwritten later.
+                With stride_tokens r: [ceil(context / r), ...], entry b belongs to tokens r b .. r b + r - 1
     ring        [ring_entries, ...]: entry p % ring_entries; large enough that rejected tokens overwrite nothing needed
     recurrent   two copies: a window reads ``front`` and may write ``back``; commit flips, or replays n tokens first
 The invariant: after commit(n) every later read equals that of a sequence fed the same tokens one at a time.
@@ -29,11 +30,17 @@ class StateSpec:
     shape: tuple[int, ...]
     dtype: torch.dtype
     ring_entries: int = 0
+    stride_tokens: int = 1
+    """Positional only: tokens per entry."""
+
+    def n_entries(self, context_tokens: int) -> int:
+        """Length of the leading axis at a context of that many tokens."""
+        positional = -(-context_tokens // self.stride_tokens)
+        return {"positional": positional, "ring": self.ring_entries, "recurrent": 2}[self.kind]
 
     def n_bytes(self, context_tokens: int) -> int:
         """Bytes at a context of that many tokens."""
-        lead = {"positional": context_tokens, "ring": self.ring_entries, "recurrent": 2}[self.kind]
-        return lead * prod(self.shape) * self.dtype.itemsize
+        return self.n_entries(context_tokens) * prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -57,8 +64,8 @@ class SequenceState:
         self._tensors: dict[tuple[int, str], torch.Tensor] = {}
         self._front: dict[tuple[int, str], int] = {}
         for key, spec in self._specs.items():
-            lead = {"positional": context_tokens, "ring": spec.ring_entries, "recurrent": 2}[spec.kind]
-            self._tensors[key] = torch.zeros((lead, *spec.shape), dtype=spec.dtype, device=device)
+            shape = (spec.n_entries(context_tokens), *spec.shape)
+            self._tensors[key] = torch.zeros(shape, dtype=spec.dtype, device=device)
             if spec.kind == "recurrent":
                 self._front[key] = 0
 
