@@ -1,0 +1,15 @@
+#!/bin/sh
+# Builds strata.native._native in place for development: scripts/build_native.sh [python]
+# The python needs nanobind; the .so lands beside src/strata/native/__init__.py (git-ignored).
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=${1:-python3}
+tag=$("$python" -c 'import sys; print(sys.implementation.cache_tag)')
+build="$root/build/native-$tag"
+generator=
+command -v ninja >/dev/null && generator="-G Ninja"
+# shellcheck disable=SC2086
+cmake -S "$root" -B "$build" $generator -DPython_EXECUTABLE="$(command -v "$python")" >/dev/null
+cmake --build "$build" --parallel "${JOBS:-2}"
+cmake --install "$build" --prefix "$root/src" >/dev/null
+ls "$root"/src/strata/native/_native*.so

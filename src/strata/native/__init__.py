@@ -1,0 +1,1 @@
+"""The C++ CPU pool and row kernels, and their typed Python face."""
