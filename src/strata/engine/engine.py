@@ -1,0 +1,217 @@
+"""The engine: one loaded model and one sequence. Tokens in, logits out; text belongs to the session.
+
+Invariant: ``length`` tokens are committed, and whatever failed before, the next call starts from exactly those or from a
+reset. After a NumericsError or StallError the state is void until ``reset``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from strata.core.errors import EngineError, InputError, NumericsError
+from strata.core.settings import Settings
+from strata.core.types import Place
+from strata.engine.prefill import ReadProgress, read_prompt
+from strata.experts.service import ExpertService
+from strata.formats.tokenizer import Tokenizer
+from strata.memory.budget import MemoryPlan
+from strata.memory.state import SequenceState, Snapshot
+from strata.models.spec import ModelSpec
+from strata.window.run import WindowRunner
+
+Logits = npt.NDArray[np.float32]
+
+
+class Engine:
+    """Made by ``engine.build.build``; close it when done."""
+
+    def __init__(
+        self,
+        *,
+        spec: ModelSpec,
+        settings: Settings,
+        tokenizer: Tokenizer | None,
+        runner: WindowRunner,
+        plan: MemoryPlan,
+        report: Sequence[str],
+        on_close: Callable[[], None],
+    ) -> None:
+        self.spec = spec
+        self.settings = settings
+        self.runner = runner
+        self.plan = plan
+        self.report = list(report)
+        self._tokenizer = tokenizer
+        self._on_close = on_close
+        self._void = False
+        self._closed = False
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer; InputError when it has none."""
+        if self._tokenizer is None:
+            raise InputError("this checkpoint has no tokenizer; give token ids instead of text")
+        return self._tokenizer
+
+    @property
+    def n_vocab(self) -> int:
+        """V: width of the logits."""
+        return self.spec.n_vocab
+
+    @property
+    def state(self) -> SequenceState:
+        """The sequence's state."""
+        return self.runner.state
+
+    @property
+    def service(self) -> ExpertService:
+        """Expert placement and counters."""
+        return self.runner.service
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that fit."""
+        return self.state.context_tokens
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return self.state.length
+
+    @property
+    def tokens(self) -> list[int]:
+        """The committed tokens (a copy)."""
+        return list(self.state.tokens)
+
+    def reset(self) -> None:
+        """Start a new sequence."""
+        self._require_open()
+        self.state.reset()
+        self._void = False
+
+    def read_prompt(
+        self, tokens: Sequence[int], progress: ReadProgress | None = None
+    ) -> Logits:
+        """Commit the tokens; logits float32 [V] after the last. ContextLengthError before any work."""
+        self._require_tokens(tokens)
+        with self._voiding():
+            logits = read_prompt(
+                self.runner, tokens, self.settings.prompt_chunk, progress=progress
+            )
+            return self._finite(logits, self.length - 1)[0]
+
+    def run_window(self, tokens: Sequence[int]) -> Logits:
+        """Logits float32 [T, V] of a verify window of 1..8 tokens; nothing is committed yet."""
+        self._require_tokens(tokens)
+        with self._voiding():
+            logits = self.runner.run(self.runner.window(len(tokens)), tokens)
+            return self._finite(logits, self.length)
+
+    def commit(self, n: int) -> None:
+        """Keep the first n tokens (0..T) of the window just run."""
+        self._require_open()
+        self.runner.commit(n)
+
+    def snapshot(self) -> Snapshot:
+        """State to come back to (``restore``) while the sequence still begins with these tokens."""
+        return self.state.snapshot()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot."""
+        self.state.restore(snapshot)
+        self._void = False
+
+    def logits(
+        self,
+        token_ids: Sequence[int],
+        through: Literal["prompt", "windows"] = "prompt",
+        window: int = 1,
+    ) -> Logits:
+        """float32 [T, V]: row t is the distribution after token t, for a new sequence of these tokens.
+
+        through "prompt": read in chunks; "windows": through verify windows of ``window`` tokens, all kept.
+        """
+        self._require_tokens(token_ids)
+        if through not in ("prompt", "windows"):
+            raise InputError(f'through must be "prompt" or "windows", not {through!r}')
+        self.reset()
+        self.state.require_room(len(token_ids))
+        if through == "prompt":
+            with self._voiding():
+                chunk = self.settings.prompt_chunk
+                logits = read_prompt(self.runner, token_ids, chunk, all_logits=True)
+                return self._finite(logits, 0)
+        rows: list[Logits] = []
+        for start in range(0, len(token_ids), window):
+            rows.append(self.run_window(token_ids[start : start + window]))
+            self.commit(min(window, len(token_ids) - start))
+        return np.concatenate(rows)
+
+    def explain(self, window: int) -> list[str]:
+        """The program of a window size, and the place of each row in the last plan of every layer."""
+        recorded = self.runner.window(window)
+        lines = [f"window of {window} tokens, {len(recorded.program.steps)} steps"]
+        lines += recorded.program.lines()
+        lines.append("")
+        tokens = (self.state.tokens[-1:] or [0]) * window
+        self.run_window(tokens)
+        self.commit(0)
+        for layer, group in enumerate(self.service.tier.address_LE):
+            if len(group):
+                plan = self.service.of(layer)
+                counts = ", ".join(f"{p.name} {plan.count(p)}" for p in Place if plan.count(p))
+                experts = sum(len(g.expert_G) for g in plan.groups.values())
+                lines.append(f"plan:{layer}: {experts} distinct experts; rows: {counts}")
+        return lines
+
+    def close(self) -> None:
+        """Stop the workers and let the memory go. Closing twice is fine."""
+        if not self._closed:
+            self._closed = True
+            self._on_close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineError("this engine is closed; load the model again")
+
+    def _require_tokens(self, tokens: Sequence[int]) -> None:
+        self._require_open()
+        if self._void:
+            raise EngineError("the state is void after an earlier failure; call reset() first")
+        if len(tokens) == 0:
+            raise InputError("no tokens given; at least one is needed")
+        for token in tokens:
+            if not 0 <= token < self.n_vocab:
+                raise InputError(f"token id {token} is outside the vocabulary of {self.n_vocab}")
+
+    def _finite(self, logits: torch.Tensor, first_position: int) -> Logits:
+        """A float32 copy; NumericsError naming the first position with NaN or infinity."""
+        bad = ~torch.isfinite(logits).all(dim=-1)
+        if bool(bad.any()):
+            position = first_position + int(bad.nonzero()[0, 0])
+            raise NumericsError(
+                f"the logits after position {position} are not finite; the request was stopped and its state dropped"
+            )
+        return logits.to(torch.float32).numpy().copy()
+
+    def _voiding(self) -> _Voiding:
+        return _Voiding(self)
+
+
+class _Voiding:
+    """Marks the state void when the block fails half way; errors found before any work leave it alone."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None and not issubclass(kind, InputError):
+            self._engine._void = True
