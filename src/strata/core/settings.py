@@ -1,0 +1,222 @@
+"""Every setting of the engine and of a request: default, unit, range, help, and whether it changes
+the output.
+
+Knows no files, no environment and no machine: ``settings_load`` gathers values,
+``settings_resolve`` works out the automatic ones. A Settings object always holds values that are
+each in range and agree with each other.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from strata.core.errors import SettingError
+from strata.core.setting_kinds import (
+    SettingInfo,
+    biases,
+    choice,
+    info_of,
+    integer,
+    number,
+    path,
+    switch,
+    texts,
+)
+
+DEFAULT_CONTEXT_TOKENS = 4096
+"""Context when none is asked for, if the model has that much."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings. Field order is the order of help texts and of docs/SETTINGS.md."""
+
+    # fmt: off
+    device: str = choice(
+        "auto", ("auto", "cpu", "cuda"),
+        "Where the dense part runs; auto is the GPU, an error when there is none: the CPU alone "
+        "is used only when asked for.")
+    dtype: str = choice(
+        "float32", ("float32", "float64"),
+        "Arithmetic of activations; float64 runs the slow reference operations on the CPU.",
+        changes_output=True)
+    numerics: str = choice(
+        "exact", ("exact", "fast"),
+        "exact gives the same bits for any window, cache, swap or worker count; fast adds in any "
+        "order.",
+        changes_output=True)
+    context: int = integer(
+        0, 1, None,
+        "Most tokens of prompt and answer together; auto is the smaller of the model's own limit "
+        f"and {DEFAULT_CONTEXT_TOKENS}.",
+        unit="tokens", auto=0)
+    kv: str = choice(
+        "auto", ("auto", "f32", "f16", "f64"),
+        "Storage of attention keys and values; auto is f32 on the CPU, f16 on a GPU, and f64 with "
+        "--dtype float64.",
+        changes_output=True)
+    prompt_chunk: int = integer(
+        256, 1, 32768, "Prompts are read in chunks cut at multiples of this.", unit="tokens")
+    spec: int = integer(
+        1, 1, 8,
+        "Window size: the last token and up to N - 1 drafts are verified together; 1 is plain "
+        "decoding.",
+        unit="tokens")
+    draft: str = choice(
+        "auto", ("auto", "lookup", "none"),
+        "Who proposes drafts. lookup repeats what followed the same words earlier; auto is lookup "
+        "for windows of 2 and more.")
+    expert_cache: int = integer(
+        -1, 0, None, "Experts kept in the fast tier; auto is 0 without a GPU.",
+        unit="experts", auto=-1)
+    expert_profile: Path | None = path(
+        "Which experts to keep first: a file of lines 'layer expert', best first.")
+    adapt_swaps: int = integer(
+        0, 0, 0, "Cached experts exchanged by use; this version keeps the cache fixed.",
+        unit="experts a window")
+    workers: int = integer(
+        0, 1, 1024,
+        "CPU threads that compute experts; auto is one for each physical core we may use.",
+        unit="threads", auto=0)
+    cpu_isa: str = choice(
+        "auto", ("auto", "portable", "avx2", "avx512"),
+        "Instruction set of the CPU kernels; auto is the best this CPU has. Results are equal.",
+        aliases=("STRATA_FORCE_ISA",))
+    ram_gb: float = number(
+        0.0, 0, None,
+        "Most main memory to plan with; auto is what is free within the container's limit.",
+        unit="GiB", auto=0.0)
+    vram_gb: float = number(
+        0.0, 0, None, "Most graphics memory to plan with; auto is what is free.",
+        unit="GiB", auto=0.0)
+    poison: bool = switch(
+        False, "Debugging: fill every buffer with NaN after its last declared reader.")
+    logpos: Path | None = path(
+        "Append one line of log-probabilities for every token read through a window.")
+    logpos_top: int = integer(
+        0, 0, 256, "Most likely tokens listed in each line of --logpos.",
+        unit="tokens", aliases=("STRATA_LOGPOS_TOPK",))
+    logpos_extra: int = integer(
+        -1, 0, None,
+        "Token whose log-probability --logpos also gives; auto is the model's first end token.",
+        unit="token id", auto=-1)
+
+    temperature: float = number(
+        0.0, 0, 100, "Sharpness of sampling; 0 takes the most likely token.",
+        changes_output=True, scope="request")
+    top_k: int = integer(
+        0, 0, None, "Sample among the N most likely tokens; 0 is all.",
+        unit="tokens", changes_output=True, scope="request")
+    top_p: float = number(
+        1.0, 0, 1, "Sample among the fewest tokens whose probabilities add up to X.",
+        above=True, changes_output=True, scope="request")
+    min_p: float = number(
+        0.0, 0, 1, "Leave out tokens less likely than X times the most likely one.",
+        changes_output=True, scope="request")
+    repeat_penalty: float = number(
+        1.0, 0, 100,
+        "Divide positive and multiply negative logits of tokens in prompt or answer by X.",
+        above=True, changes_output=True, scope="request")
+    frequency_penalty: float = number(
+        0.0, -100, 100, "Subtract X from a token's logit for every time it stands in the answer.",
+        unit="logit", changes_output=True, scope="request")
+    presence_penalty: float = number(
+        0.0, -100, 100, "Subtract X once from the logit of every token in the answer.",
+        unit="logit", changes_output=True, scope="request")
+    logit_bias: tuple[tuple[int, float], ...] = biases(
+        "Add X to the logit of token ID; may be given more than once.",
+        unit="logit", changes_output=True, scope="request")
+    seed: int = integer(
+        -1, 0, 2**64 - 1,
+        "Seed of sampling: the same seed gives the same text; random draws one for each answer and "
+        "reports it.",
+        auto=-1, auto_word="random", changes_output=True, scope="request")
+    max_tokens: int = integer(
+        1024, 1, None, "Most tokens of an answer.",
+        unit="tokens", changes_output=True, scope="request")
+    stop: tuple[str, ...] = texts(
+        "End the answer before this text; may be given more than once.",
+        changes_output=True, scope="request")
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        """Store every value in its own form; SettingError for a bad value or a contradiction."""
+        for name, info in SETTINGS.items():
+            object.__setattr__(self, name, info.parse(getattr(self, name)))
+        for check in _CONTRADICTIONS:
+            problem = check(self)
+            if problem:
+                raise SettingError(problem)
+
+    def for_request(self, **overrides: Any) -> Settings:
+        """A copy with other request settings; SettingError for engine settings and unknown
+        names.
+        """
+        require_known(overrides, SETTINGS)
+        for name in overrides:
+            if SETTINGS[name].scope != "request":
+                raise SettingError(
+                    f"{name} is fixed when a model is loaded; give it to strata.load"
+                )
+        return replace(self, **overrides)
+
+
+SETTINGS: Mapping[str, SettingInfo] = MappingProxyType(
+    {field.name: info_of(field) for field in fields(Settings)}
+)
+"""Every setting by name, in order."""
+
+
+def require_known(names: Iterable[str], known: Iterable[str], what: str = "setting") -> None:
+    """SettingError for the first name that is not known, with the nearest known one."""
+    candidates = list(known)
+    for name in names:
+        if name not in candidates:
+            raise SettingError(f"unknown {what} {name!r}{nearest(name, candidates)}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """End of an error message: the nearest known name as a question, or nothing."""
+    table = {k.lower().replace("-", "_"): k for k in known}
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), table, n=1, cutoff=0.6)
+    return f"; did you mean {table[close[0]]!r}?" if close else ""
+
+
+def _float64_is_for_the_cpu(s: Settings) -> str | None:
+    if s.dtype == "float64" and s.device == "cuda":
+        return "--dtype float64 and --device cuda exclude each other: float64 runs on the CPU"
+    return None
+
+
+def _kv_follows_dtype(s: Settings) -> str | None:
+    wide = s.dtype == "float64"
+    if s.kv != "auto" and wide != (s.kv == "f64"):
+        return f"--kv {s.kv} and --dtype {s.dtype} exclude each other: f64 goes with float64 only"
+    return None
+
+
+def _drafts_need_a_window(s: Settings) -> str | None:
+    if s.draft == "lookup" and s.spec == 1:
+        return "--draft lookup and --spec 1 exclude each other: drafts need a window of 2 or more"
+    if s.draft == "none" and s.spec > 1:
+        return f"--draft none and --spec {s.spec} exclude each other: nothing would fill the window"
+    return None
+
+
+def _vram_needs_a_gpu(s: Settings) -> str | None:
+    if s.device == "cpu" and s.vram_gb:
+        return f"--vram-gb {s.vram_gb:g} and --device cpu exclude each other: the CPU has no VRAM"
+    return None
+
+
+_CONTRADICTIONS = (
+    _float64_is_for_the_cpu,
+    _kv_follows_dtype,
+    _drafts_need_a_window,
+    _vram_needs_a_gpu,
+)
