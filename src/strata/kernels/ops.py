@@ -15,6 +15,8 @@ import torch
 
 from strata.core.errors import UnsupportedError
 from strata.kernels.attention import attention
+from strata.kernels.gdn import causal_conv, gated_norm, gates, recurrence
+from strata.kernels.hyper import mix
 from strata.kernels.qsa import block_keys, select_blocks
 from strata.kernels.rms_norm import rms_norm
 from strata.kernels.rotary import RotaryLike, rotary
@@ -65,6 +67,16 @@ class Ops:
     """(raw_mrd, weight_d, eps, first_m, spec) -> [m, d], ``kernels/qsa``."""
     select_blocks: Callable[[Tensor, Tensor, int, int, int], Tensor]
     """(q_TId, key_Bd, start, block_tokens, budget_blocks) -> int32 [T, budget_blocks], ``kernels/qsa``."""
+    causal_conv: Callable[[Tensor, Tensor, Tensor, int], Tensor]
+    """(past_XN, x_TN, taps_PN, dilation) -> [T, N], silu included, ``kernels/gdn``."""
+    gdn_gates: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    """(a_TJ, b_TJ, decay_J, dt_bias_J) -> (keep_TJ, beta_TJ), ``kernels/gdn``."""
+    gdn_recurrence: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    """(q_THK, k_THK, v_TJV, keep_TJ, beta_TJ, key_head_J, state_in_JKV, state_out_JKV) -> [T, J, V], ``kernels/gdn``."""
+    gated_norm: Callable[[Tensor, Tensor, Tensor, float, str], Tensor]
+    """(o_TJV, z_TJV, weight_V, eps, "silu" or "sigmoid") -> [T, J, V], ``kernels/gdn``."""
+    stream_mix: Callable[[Tensor, Tensor], Tensor]
+    """(normed_TCD, gate_TCD) -> [T, D], ``kernels/hyper``."""
 
 
 def _float_linear(x_TK: Tensor, w: Weight) -> Tensor:
@@ -88,4 +100,9 @@ def reference_ops(dtype: torch.dtype = torch.float32) -> Ops:
         attention=attention,
         block_keys=block_keys,
         select_blocks=select_blocks,
+        causal_conv=causal_conv,
+        gdn_gates=gates,
+        gdn_recurrence=recurrence,
+        gated_norm=gated_norm,
+        stream_mix=mix,
     )

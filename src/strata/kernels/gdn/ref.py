@@ -1,0 +1,70 @@
+"""Gated DeltaNet in plain torch, one token at a time; letters and formulas are in the package docstring."""
+
+from __future__ import annotations
+
+import torch
+
+from strata.kernels.pointwise import exp, sigmoid, silu, softplus
+from strata.kernels.rms_norm import rms_norm
+
+L2_EPS = 1e-6
+
+
+def causal_conv(
+    past_XN: torch.Tensor, x_TN: torch.Tensor, taps_PN: torch.Tensor, dilation: int = 1
+) -> torch.Tensor:
+    """Depthwise causal convolution and silu; past_XN holds the dilation * (P - 1) columns before x, oldest first."""
+    n_tokens, n_taps = x_TN.shape[0], taps_PN.shape[0]
+    assert past_XN.shape[0] == dilation * (n_taps - 1), "past must hold what the first token's taps reach"
+    columns = torch.cat([past_XN, x_TN])
+    # products and sums as separate operations: a fused multiply-add would only be used in whole vectors
+    y_TN = columns[:n_tokens] * taps_PN[0]
+    for tap in range(1, n_taps):
+        y_TN += columns[tap * dilation : tap * dilation + n_tokens] * taps_PN[tap]
+    return silu(y_TN)
+
+
+def l2_norm(x_THK: torch.Tensor) -> torch.Tensor:
+    """Each head's vector at length one."""
+    return x_THK * torch.rsqrt((x_THK * x_THK).sum(-1, keepdim=True) + L2_EPS)
+
+
+def gates(
+    a_TJ: torch.Tensor, b_TJ: torch.Tensor, decay_J: torch.Tensor, dt_bias_J: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a token keeps of the state (0..1) and how strongly it writes (0..1), per value head."""
+    keep_TJ = exp(decay_J * softplus(a_TJ + dt_bias_J))
+    return keep_TJ, sigmoid(b_TJ)
+
+
+def recurrence(
+    q_THK: torch.Tensor,
+    k_THK: torch.Tensor,
+    v_TJV: torch.Tensor,
+    keep_TJ: torch.Tensor,
+    beta_TJ: torch.Tensor,
+    key_head_J: torch.Tensor,
+    state_in_JKV: torch.Tensor,
+    state_out_JKV: torch.Tensor,
+) -> torch.Tensor:
+    """The gated delta rule over T tokens; returns o_TJV and leaves the new state in state_out_JKV."""
+    state = state_out_JKV
+    if state.data_ptr() != state_in_JKV.data_ptr():
+        state.copy_(state_in_JKV)
+    o_TJV = torch.empty_like(v_TJV)
+    for t in range(v_TJV.shape[0]):
+        q_JK1 = q_THK[t].index_select(0, key_head_J).unsqueeze(-1)
+        k_JK1 = k_THK[t].index_select(0, key_head_J).unsqueeze(-1)
+        state *= keep_TJ[t, :, None, None]
+        u_JV = (v_TJV[t] - (state * k_JK1).sum(-2)) * beta_TJ[t, :, None]
+        state += k_JK1 * u_JV.unsqueeze(-2)
+        o_TJV[t] = (state * q_JK1).sum(-2)
+    return o_TJV
+
+
+def gated_norm(
+    o_TJV: torch.Tensor, z_TJV: torch.Tensor, weight_V: torch.Tensor, eps: float, gate: str
+) -> torch.Tensor:
+    """RMS norm over V, times the plain weight, times silu(z) or sigmoid(z)."""
+    normed = rms_norm(o_TJV, weight_V, eps)
+    return normed * (silu(z_TJV) if gate == "silu" else sigmoid(z_TJV))

@@ -1,0 +1,159 @@
+"""Gated DeltaNet as a mixer: projections, short convolution, gated delta rule, gated norm, output projection.
+
+Knows no windows. Letters: N conv channels [q | k | v], P conv taps, J value heads, H key heads, K key dim, V value dim.
+State: "conv", a ring of the columns before the convolution, and "recurrent", one [K, V] matrix per value head. A window
+reads the committed matrix and leaves the one after all its tokens beside it; commit takes that one, or replays fewer
+tokens from the kept inputs with the same op, so both have the bits of a window of exactly n tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from strata.kernels.gdn import l2_norm
+from strata.kernels.ops import Ops
+from strata.memory.frame import BufferSpec, Frame
+from strata.memory.state import StateSpec
+from strata.models.parts import Part
+from strata.models.ring import assert_can_cut_back, past_columns, ring_spec, store_columns
+from strata.models.roles import Roles, matrix, vector
+from strata.models.spec import GdnSpec
+
+_KEPT = ("gdn_q", "gdn_k", "gdn_v", "gdn_keep", "gdn_beta")
+
+
+class Gdn:
+    """Mixer of one linear-attention layer. ``roles``: gdn.* as listed in GdnSpec."""
+
+    def __init__(
+        self,
+        layer: int,
+        spec: GdnSpec,
+        d_model: int,
+        norm_eps: float,
+        roles: Roles,
+        ops: Ops,
+    ) -> None:
+        self.layer = layer
+        self.spec = spec
+        self.ops = ops
+        self._eps = norm_eps
+        self._k_width = spec.n_k_heads * spec.k_dim
+        self._v_width = spec.n_v_heads * spec.v_dim
+        self._n_channels = 2 * self._k_width + self._v_width
+        self._qkv = matrix(roles, "gdn.qkv", self._n_channels, d_model)
+        self._z = matrix(roles, "gdn.z", self._v_width, d_model)
+        self._a = matrix(roles, "gdn.a", spec.n_v_heads, d_model)
+        self._b = matrix(roles, "gdn.b", spec.n_v_heads, d_model)
+        self._out = matrix(roles, "gdn.out", d_model, self._v_width)
+        taps_NP = vector(roles, "gdn.conv", (self._n_channels, spec.conv_taps), ops.dtype)
+        self._taps_PN = taps_NP.t().contiguous()
+        self._decay_J = vector(roles, "gdn.decay", (spec.n_v_heads,), ops.dtype)
+        self._dt_bias_J = vector(roles, "gdn.dt_bias", (spec.n_v_heads,), ops.dtype)
+        self._norm_V = vector(roles, "gdn.norm", (spec.v_dim,), ops.dtype)
+        self._key_head_J = _key_heads(spec).to(self._taps_PN.device)
+
+    def buffers(self) -> Mapping[str, BufferSpec]:
+        """Projections of the window, and the inputs of the recurrence, which are kept until commit."""
+        spec, dtype = self.spec, self.ops.dtype
+        return {
+            "gdn_columns": BufferSpec((self._n_channels,), dtype),
+            "gdn_z": BufferSpec((spec.n_v_heads, spec.v_dim), dtype),
+            "gdn_a": BufferSpec((spec.n_v_heads,), dtype),
+            "gdn_b": BufferSpec((spec.n_v_heads,), dtype),
+            "gdn_o": BufferSpec((spec.n_v_heads, spec.v_dim), dtype),
+            "gdn_q": BufferSpec((spec.n_k_heads, spec.k_dim), dtype, per_layer=True),
+            "gdn_k": BufferSpec((spec.n_k_heads, spec.k_dim), dtype, per_layer=True),
+            "gdn_v": BufferSpec((spec.n_v_heads, spec.v_dim), dtype, per_layer=True),
+            "gdn_keep": BufferSpec((spec.n_v_heads,), dtype, per_layer=True),
+            "gdn_beta": BufferSpec((spec.n_v_heads,), dtype, per_layer=True),
+        }
+
+    def state(self) -> Mapping[str, StateSpec]:
+        """Past columns and the recurrent matrices."""
+        spec, dtype = self.spec, self.ops.dtype
+        return {
+            "conv": ring_spec(spec.conv_taps - 1, self._n_channels, dtype),
+            "recurrent": StateSpec("recurrent", (spec.n_v_heads, spec.k_dim, spec.v_dim), dtype),
+        }
+
+    def parts(self) -> tuple[Part, ...]:
+        """The steps in order."""
+        projected = ("gdn_columns", "gdn_z", "gdn_a", "gdn_b")
+        conv_reads = ("gdn_columns", "gdn_a", "gdn_b", "conv")
+        return (
+            Part("gdn_project", ("x",), projected, self._project),
+            Part("gdn_conv", conv_reads, (*_KEPT, "conv"), self._convolve),
+            Part("gdn_recurrence", (*_KEPT, "recurrent"), ("gdn_o", "recurrent"), self._recur),
+            Part("gdn_out", ("gdn_o", "gdn_z"), ("mixer_out",), self._finish),
+        )
+
+    def commit(self, frame: Frame, n: int) -> None:
+        """Advance the recurrent matrices by the window's first n tokens; the ring needs nothing."""
+        assert 0 <= n <= frame.T, f"cannot commit {n} of {frame.T} tokens"
+        if n == 0:
+            return
+        if n < frame.T:
+            assert frame.keep_inputs, "only a window that keeps its inputs can be committed in part"
+            self._recurrence(frame, n)
+        frame.state.flip(self.layer, "recurrent")
+
+    def _project(self, frame: Frame) -> None:
+        x_TD, linear = frame["x"], self.ops.linear
+        frame["gdn_columns"].copy_(linear(x_TD, self._qkv))
+        frame["gdn_z"].copy_(linear(x_TD, self._z).view_as(frame["gdn_z"]))
+        frame["gdn_a"].copy_(linear(x_TD, self._a))
+        frame["gdn_b"].copy_(linear(x_TD, self._b))
+
+    def _convolve(self, frame: Frame) -> None:
+        assert_can_cut_back(frame)
+        spec = self.spec
+        ring = frame.state.tensor(self.layer, "conv")
+        columns_TN = frame["gdn_columns"]
+        past = past_columns(ring, frame.start, spec.conv_taps - 1)
+        y_TN = self.ops.causal_conv(past, columns_TN, self._taps_PN, 1)
+        store_columns(ring, frame.start, columns_TN)
+        q, k, v = y_TN.split((self._k_width, self._k_width, self._v_width), dim=-1)
+        q_THK = l2_norm(q.unflatten(-1, (spec.n_k_heads, spec.k_dim)))
+        k_THK = l2_norm(k.unflatten(-1, (spec.n_k_heads, spec.k_dim)))
+        keep_TJ, beta_TJ = self.ops.gdn_gates(
+            frame["gdn_a"], frame["gdn_b"], self._decay_J, self._dt_bias_J
+        )
+        made = (q_THK / math.sqrt(spec.k_dim), k_THK, v, keep_TJ, beta_TJ)
+        for name, value in zip(_KEPT, made, strict=True):
+            buffer = frame.at(name, self.layer)
+            buffer.copy_(value.reshape(buffer.shape))
+
+    def _recur(self, frame: Frame) -> None:
+        frame["gdn_o"].copy_(self._recurrence(frame, frame.T))
+
+    def _recurrence(self, frame: Frame, n: int) -> torch.Tensor:
+        """Run the rule over the first n tokens, from the committed state into the copy beside it."""
+        q, k, v, keep, beta = (frame.at(name, self.layer)[:n] for name in _KEPT)
+        return self.ops.gdn_recurrence(
+            q,
+            k,
+            v,
+            keep,
+            beta,
+            self._key_head_J,
+            frame.state.front(self.layer, "recurrent"),
+            frame.state.back(self.layer, "recurrent"),
+        )
+
+    def _finish(self, frame: Frame) -> None:
+        y_TJV = self.ops.gated_norm(
+            frame["gdn_o"], frame["gdn_z"], self._norm_V, self._eps, self.spec.output_gate
+        )
+        frame["mixer_out"].copy_(self.ops.linear(y_TJV.flatten(1), self._out))
+
+
+def _key_heads(spec: GdnSpec) -> torch.Tensor:
+    """Key head of each value head, int64 [J]."""
+    value_head = torch.arange(spec.n_v_heads)
+    if spec.head_order == "grouped":
+        return value_head // (spec.n_v_heads // spec.n_k_heads)
+    return value_head % spec.n_k_heads

@@ -1,0 +1,209 @@
+"""The n-gram (PLE) block: hashed rows of a large table, gated into every residual stream before a layer's read.
+
+Which rows a token needs depends on token ids only, so the host gathers them before the window runs (``row_ids``,
+``gather``) and the block itself starts from the buffer "ngram_rows".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from strata.core.errors import FormatError
+from strata.kernels.embed import lookup
+from strata.kernels.ngram import gate
+from strata.kernels.ops import Ops
+from strata.kernels.weight import Weight
+from strata.memory.frame import Frame
+from strata.memory.state import StateSpec
+from strata.models.parts import Part
+from strata.models.ring import assert_can_cut_back, past_columns, ring_spec, store_columns
+from strata.models.roles import Roles, matrix, vector
+from strata.models.spec import ModelSpec, NgramSpec
+
+# Tokens at once: bounds the temporaries, which are several times the streams.
+_BLOCK_TOKENS = 256
+
+
+class Ngram:
+    """The block in front of one layer. ``roles``: ngram.* as listed in NgramSpec."""
+
+    def __init__(
+        self, layer: int, spec: NgramSpec, model: ModelSpec, roles: Roles, ops: Ops
+    ) -> None:
+        self.layer = layer
+        self.spec = spec
+        self.ops = ops
+        self.row_width = len(spec.head_vocab) * spec.head_dim
+        self._d_model = model.d_model
+        self._streams = model.streams
+        self._eps = model.norm_eps
+        wide = model.streams * model.d_model
+        self._key = matrix(roles, "ngram.key", wide, self.row_width)
+        self._value = matrix(roles, "ngram.value", model.d_model, self.row_width)
+        self._norm_key = vector(roles, "ngram.norm_key", (wide,), ops.dtype)
+        self._norm_query = vector(roles, "ngram.norm_query", (wide,), ops.dtype)
+        self._norm_conv = vector(roles, "ngram.norm_conv", (wide,), ops.dtype)
+        self._taps_PN = (
+            vector(roles, "ngram.conv", (wide, spec.conv_taps), ops.dtype).t().contiguous()
+        )
+        self.table = _table(spec, roles)
+
+    @property
+    def _n_past(self) -> int:
+        return (self.spec.conv_taps - 1) * self.spec.dilation
+
+    def state(self) -> Mapping[str, StateSpec]:
+        """Past inputs of the convolution: the normed u of every stream."""
+        return {"ngram_conv": ring_spec(self._n_past, self._streams * self._d_model, self.ops.dtype)}
+
+    def rows(self, previous: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        """What belongs into "ngram_rows" for these tokens after the committed ones, [T, row_width] f32."""
+        return gather(self.spec, self.table, row_ids(self.spec, previous, tokens))
+
+    def part(self) -> Part:
+        """The one step."""
+        return Part(
+            "ngram", ("residual", "ngram_rows", "ngram_conv"), ("residual", "ngram_conv"), self._run
+        )
+
+    def _run(self, frame: Frame) -> None:
+        assert_can_cut_back(frame)
+        ring = frame.state.tensor(self.layer, "ngram_conv")
+        for start in range(0, frame.T, _BLOCK_TOKENS):
+            rows = slice(start, start + _BLOCK_TOKENS)
+            position = frame.start + start
+            residual = frame["residual"][rows]
+            u_TN = self._gated_value(residual.flatten(1), frame["ngram_rows"][rows])
+            column_TN = self.ops.rms_norm(u_TN, self._norm_conv, self._eps, self._streams)
+            past = past_columns(ring, position, self._n_past)
+            y_TN = self.ops.causal_conv(past, column_TN, self._taps_PN, self.spec.dilation)
+            store_columns(ring, position, column_TN)
+            residual += (u_TN + y_TN).view_as(residual)
+
+    def _gated_value(self, streams_TN: torch.Tensor, rows_TE: torch.Tensor) -> torch.Tensor:
+        """u = gate of each stream times the value, [T, C * D] (E here: width of the gathered rows)."""
+        ops, shape = self.ops, (-1, self._streams, self._d_model)
+        rows_TE = rows_TE.to(ops.dtype)
+        key = ops.rms_norm(ops.linear(rows_TE, self._key), self._norm_key, self._eps, self._streams)
+        query = ops.rms_norm(streams_TN, self._norm_query, self._eps, self._streams)
+        gate_TC = gate(key.view(shape), query.view(shape))
+        value_TD = ops.linear(rows_TE, self._value)
+        return (gate_TC.unsqueeze(-1) * value_TD.unsqueeze(1)).flatten(1)
+
+
+def _table(spec: NgramSpec, roles: Roles) -> Weight:
+    """The table; it may have padding rows after those that can be hashed to."""
+    n_rows = max(o + v for o, v in zip(spec.head_offset, spec.head_vocab, strict=True))
+    table = roles.get("ngram.table")
+    if not isinstance(table, Weight) or table.n_cols != spec.head_dim or table.n_rows < n_rows:
+        found = f"is [{table.n_rows}, {table.n_cols}]" if isinstance(table, Weight) else "is missing"
+        raise FormatError(
+            f"weight ngram.table {found}, the config asks for at least [{n_rows}, {spec.head_dim}]; "
+            f"check that all parts of the file are there"
+        )
+    return table
+
+
+def row_ids(
+    spec: NgramSpec, previous: Sequence[int], tokens: Sequence[int]
+) -> npt.NDArray[np.int64]:
+    """Table rows of each token, [T, heads]: bigram heads first, then trigrams and so on.
+
+    previous: the tokens before these, at least ngram_size - 1 of them if there are that many. The token s places back
+    counts as EOS when the sequence starts, or an EOS lies, among the s places before; an EOS does not cut its own past.
+    """
+    n_back = spec.ngram_size - 1
+    eos = np.uint64(spec.eos_token)
+    past = np.asarray(previous[max(0, len(previous) - n_back) :], dtype=np.uint64)
+    ids = np.concatenate(
+        [np.full(n_back - len(past), eos), past, np.asarray(tokens, dtype=np.uint64)]
+    )
+    n_tokens = len(tokens)
+    multipliers = np.asarray(spec.multipliers, dtype=np.uint64)
+    vocab = np.asarray(spec.head_vocab, dtype=np.uint64)
+    offset = np.asarray(spec.head_offset, dtype=np.uint64)
+    mixed = ids[n_back:] * multipliers[0]
+    cut = np.zeros(n_tokens, dtype=bool)
+    rows: list[npt.NDArray[np.uint64]] = []
+    for back in range(1, spec.ngram_size):
+        token = ids[n_back - back : n_back - back + n_tokens]
+        cut |= token == eos
+        mixed = mixed ^ (np.where(cut, eos, token) * multipliers[back])
+        heads = slice((back - 1) * spec.heads_per_ngram, back * spec.heads_per_ngram)
+        rows.append(mixed[:, None] % vocab[heads] + offset[heads])
+    return np.concatenate(rows, axis=1).astype(np.int64)
+
+
+def gather(spec: NgramSpec, table: Weight, ids_TH: npt.NDArray[np.int64]) -> torch.Tensor:
+    """The rows of each token side by side, [T, heads * head_dim] f32; reads only these rows of the table."""
+    return lookup(table, torch.from_numpy(ids_TH)).view(-1, len(spec.head_vocab) * spec.head_dim)
+
+
+@dataclass(frozen=True)
+class NgramConstants:
+    """What hashing needs besides the tokens; ``n_table_rows`` includes the padding of the table."""
+
+    multipliers: tuple[int, ...]
+    head_vocab: tuple[int, ...]
+    head_offset: tuple[int, ...]
+    n_table_rows: int
+
+
+def ngram_constants(
+    *,
+    n_vocab: int,
+    ngram_size: int,
+    heads_per_ngram: int,
+    vocab_base: int,
+    divisible_by: int,
+    seed: int,
+    block_index: int = 0,
+) -> NgramConstants:
+    """The constants that an HF config implies (a GGUF file stores them).
+
+    Multipliers: odd numbers from splitmix64 of seed + 10007 * block_index, small enough that token * multiplier stays
+    below 2^63. Head vocabularies: consecutive primes from vocab_base up, block after block. block_index: which of the
+    model's n-gram blocks, from 0. Source: Qwen4-Exp in transformers.
+    """
+    bound = max(1, (2**63 - 1) // max(n_vocab, 1) // 2)
+    first = seed + 10007 * block_index
+    draws = [_splitmix64(first + _GOLDEN * (i + 1)) for i in range(ngram_size)]
+    n_heads = (ngram_size - 1) * heads_per_ngram
+    primes = _primes_from(vocab_base, n_heads * (block_index + 1))[n_heads * block_index :]
+    offsets = tuple(accumulate(primes, initial=0))
+    return NgramConstants(
+        multipliers=tuple(2 * (draw % bound) + 1 for draw in draws),
+        head_vocab=tuple(primes),
+        head_offset=offsets[:-1],
+        n_table_rows=-(-offsets[-1] // divisible_by) * divisible_by,
+    )
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = 2**64 - 1
+
+
+def _splitmix64(seed: int) -> int:
+    """One output of the splitmix64 generator (Steele, Lea, Flood 2014) from this state."""
+    z = (seed + _GOLDEN) & _MASK
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
+    return z ^ (z >> 31)
+
+
+def _primes_from(start: int, n: int) -> list[int]:
+    """The first n primes >= start."""
+    found: list[int] = []
+    candidate = max(start, 2)
+    while len(found) < n:
+        if all(candidate % divisor for divisor in range(2, math.isqrt(candidate) + 1)):
+            found.append(candidate)
+        candidate += 1
+    return found
