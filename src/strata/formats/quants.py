@@ -25,11 +25,13 @@ DECODERS: dict[str, Decoder] = {
 }
 
 _PIECE_WEIGHTS = 1 << 20
+_F16_OVERFLOW = np.float32(65520)
+"""The smallest magnitude that rounds to infinity in f16."""
 
 
 @dataclass(frozen=True)
 class Codes:
-    """Decoded rows: codes int8 [rows, n]; scale, and minimum if the type has one, [rows, n / group]."""
+    """Decoded rows: codes int8 [rows, n]; scale, and minimum if there is one, [rows, n / group]."""
 
     codes: I8
     scale: F32
@@ -94,7 +96,8 @@ def n_cols(weight_type: WeightType, raw: U8) -> int:
             f"which needs uint8 [rows, multiple of {weight_type.block_bytes}]; "
             f"the tensor is cut or its type is wrong"
         )
-    return raw.shape[1] // weight_type.block_bytes * weight_type.block_weights
+    n_blocks: int = raw.shape[1] // weight_type.block_bytes
+    return n_blocks * weight_type.block_weights
 
 
 def _pieces(rows: int, n: int) -> Iterator[slice]:
@@ -146,7 +149,8 @@ def _widen(name: str, raw: U8) -> F32:
 def quantize_q8_0(x: F32) -> U8:
     """Rows f32 [rows, n] as Q8_0, uint8 [rows, n / 32 * 34]: the same bytes as ggml makes.
 
-    FormatError when n is not a multiple of 32.
+    FormatError when n is not a multiple of 32, or when a value is NaN, infinite or too large for an
+    f16 scale.
     """
     rows, n = x.shape
     if n % 32:
@@ -154,8 +158,16 @@ def quantize_q8_0(x: F32) -> U8:
     out = np.empty((rows, n // 32 * 34), np.uint8)
     for piece in _pieces(rows, n):
         blocks = np.ascontiguousarray(x[piece], np.float32).reshape(-1, 32)
-        scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
-        inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+        amax = np.abs(blocks).max(axis=1, keepdims=True)
+        scale = amax / np.float32(127)
+        if not (scale < _F16_OVERFLOW).all():
+            raise FormatError(
+                f"a block's largest magnitude is {amax.max()}, beyond what Q8_0's f16 scale can "
+                f"hold; keep this tensor in a float type"
+            )
+        # below 2^-126 the reciprocal could overflow, and the f16 scale is 0 anyway
+        usable = scale >= np.float32(2.0**-126)
+        inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=usable)
         scaled = blocks * inverse
         whole = np.trunc(scaled)
         # C's roundf: halves away from zero
@@ -168,7 +180,7 @@ def quantize_q8_0(x: F32) -> U8:
 
 
 def mxfp4_from_gptoss(blocks: U8, scales: U8) -> U8:
-    """Blocks uint8 [..., nb, 16] and scales uint8 [..., nb] of gpt-oss as MXFP4 rows [..., nb * 17].
+    """gpt-oss blocks uint8 [..., nb, 16] and scales uint8 [..., nb] as MXFP4 rows [..., nb * 17].
 
     Exact: same values, other order. The checkpoint's byte j holds weights 2j (low half) and 2j + 1;
     an MXFP4 block is the exponent byte, then byte j with weights j (low half) and j + 16.

@@ -32,7 +32,7 @@ def grid(name: str) -> NDArray[np.int8]:
     words = np.frombuffer(zlib.decompress(base64.b85decode(_PACKED[name])), "<u2")
     n_weights, bits = (4, 3) if name.startswith("IQ3") else (8, 2)
     level = words[:, None] >> (bits * np.arange(n_weights)) & (2**bits - 1)
-    table = np.array(_LEVELS[name], np.int8)[level]
+    table: NDArray[np.int8] = np.array(_LEVELS[name], np.int8)[level]
     table.flags.writeable = False
     return table
 

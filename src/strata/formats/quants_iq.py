@@ -22,10 +22,11 @@ from strata.formats.quants_simple import (
 )
 
 _HALF = np.float32(0.5)
+_EIGHT = np.uint16(8)
 
 
 def _sign_factors(n_bits: int) -> I8:
-    """+1 or -1 for weight j of 8, by sign pattern: [2^n_bits, 8]; of 7 bits the 8th is the parity."""
+    """Sign pattern -> 8 factors +1 or -1: [2^n_bits, 8]; of 7 bits the 8th is the parity."""
     bits = np.arange(2**n_bits)[:, None] >> np.arange(8) & 1
     if n_bits == 7:
         bits[:, 7] = bits.sum(1) & 1
@@ -99,7 +100,7 @@ def _iq1_s(blocks: U8) -> Parts:
     # per 32 weights a word: four times 3 high grid bits, 3 bits of scale, the sign of the shift
     words = u16_at(blocks, 34, 8)
     top = words[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7
-    index = blocks[:, 2:34] | top.reshape(-1, 32) << 8
+    index = blocks[:, 2:34] | top.reshape(-1, 32).astype(np.uint16) << _EIGHT
     codes = _iq1_codes(index, np.repeat(words >= 0x8000, 4, axis=1))
     scale = f16_at(blocks, 0) * (2 * (words >> 12 & 7) + 1).astype(np.float32)
     return codes, scale / np.float32(8), None
@@ -109,7 +110,7 @@ def _iq1_m(blocks: U8) -> Parts:
     # per 8 weights a nibble: 3 high grid bits and the sign of the shift; per 16 a 3-bit scale, four
     # to a word; the top nibbles of the four words are the f16
     fields = _interleaved_nibbles(blocks[:, 32:48])
-    index = blocks[:, :32] | (fields & 7).astype(np.uint16) << 8
+    index = blocks[:, :32] | (fields & 7).astype(np.uint16) << _EIGHT
     codes = _iq1_codes(index, fields >= 8)
     words = u16_at(blocks, 48, 4)
     nibble = words >> 12 << np.arange(0, 16, 4, dtype=np.uint16)

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from strata.formats.quants_simple import U8, Decoder, Parts, f16_at, signed
+from strata.formats.quants_simple import U8, Decoder, Parts, f16_at, nibbles, signed
 
 _PAIRS = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
 _BITS = np.arange(8, dtype=np.uint8)[:, None]
+_ONE, _THREE = np.uint8(1), np.uint8(3)
+_TWO, _FOUR = np.uint8(2), np.uint8(4)
 
 
 def _two_bits(packed: U8) -> U8:
     """64 bytes -> [B, 256]: in each half, bit pair l of byte m is weight 32 l + m."""
-    return (packed.reshape(-1, 2, 1, 32) >> _PAIRS & 3).reshape(-1, 256)
+    return (packed.reshape(-1, 2, 1, 32) >> _PAIRS & _THREE).reshape(-1, 256)
 
 
 def _one_bit(packed: U8) -> U8:
     """32 bytes -> [B, 256]: bit l of byte m is weight 32 l + m."""
-    return (packed[:, None, :] >> _BITS & 1).reshape(-1, 256)
+    return (packed[:, None, :] >> _BITS & _ONE).reshape(-1, 256)
 
 
 def _four_bits(packed: U8) -> U8:
@@ -45,10 +47,10 @@ def _q2_k(blocks: U8) -> Parts:
 
 def _q3_k(blocks: U8) -> Parts:
     # the high bit counts +4; codes are stored +4
-    codes = signed(_two_bits(blocks[:, 32:96]) | _one_bit(blocks[:, :32]) << 2, 4)
+    codes = signed(_two_bits(blocks[:, 32:96]) | _one_bit(blocks[:, :32]) << _TWO, 4)
     low, high = blocks[:, 96:104], blocks[:, 104:108]
-    top = (high[:, None, :] >> _PAIRS & 3).reshape(-1, 16)
-    six_bits = np.concatenate((low & 15, low >> 4), axis=1) | top << 4
+    top = (high[:, None, :] >> _PAIRS & _THREE).reshape(-1, 16)
+    six_bits = nibbles(low) | top << _FOUR
     return codes, f16_at(blocks, 108) * signed(six_bits, 32), None
 
 
@@ -66,9 +68,8 @@ def _q5_k(blocks: U8) -> Parts:
 
 def _q6_k(blocks: U8) -> Parts:
     # in each half of 128: 64 bytes of nibbles (low halves, then high halves), 32 bytes of bit pairs
-    low = blocks[:, :128].reshape(-1, 2, 1, 64)
-    low = np.concatenate((low & 15, low >> 4), axis=2).reshape(-1, 256)
-    codes = signed(low | _two_bits(blocks[:, 128:192]) << 4, 32)
+    low = nibbles(blocks[:, :128].reshape(-1, 64)).reshape(-1, 256)
+    codes = signed(low | _two_bits(blocks[:, 128:192]) << _FOUR, 32)
     scale = f16_at(blocks, 208) * np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
     return codes, scale, None
 

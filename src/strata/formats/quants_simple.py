@@ -78,7 +78,7 @@ HALF_UE4M3 = _half_ue4m3()
 def _five_bits(blocks: U8, offset: int) -> U8:
     """Q5_0 and Q5_1: 32 top bits as one word, then 16 bytes of nibbles: [B, 32] in 0..31."""
     top = np.unpackbits(blocks[:, offset : offset + 4], axis=1, bitorder="little")
-    return nibbles(blocks[:, offset + 4 : offset + 20]) | top << 4
+    return nibbles(blocks[:, offset + 4 : offset + 20]) | top << np.uint8(4)
 
 
 def _q4_0(blocks: U8) -> Parts:
@@ -103,7 +103,7 @@ def _q8_0(blocks: U8) -> Parts:
 
 def _q2_0(blocks: U8) -> Parts:
     # four codes a byte, low bits first; one scale for 64 weights
-    codes = blocks[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
+    codes = blocks[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & np.uint8(3)
     return signed(codes.reshape(-1, 64), 1), np.repeat(f16_at(blocks, 0), 2, axis=1), None
 
 
@@ -133,7 +133,7 @@ def _tq1_0(blocks: U8) -> Parts:
 def _tq2_0(blocks: U8) -> Parts:
     # two halves of 32 bytes; bit pair l of byte m is weight 32 l + m of the half
     halves = blocks[:, :64].reshape(-1, 2, 1, 32)
-    codes = halves >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    codes = halves >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & np.uint8(3)
     return signed(codes.reshape(-1, 256), 1), np.repeat(f16_at(blocks, 64), 8, axis=1), None
 
 

@@ -8,6 +8,7 @@ the pieces lie. Numerics: docs/decisions/001-numerics-contract.md section 5; eve
 equals ``ref.expert_rows_contract`` bit for bit.
 """
 
+from strata.kernels.expert_rows.ref import expert_rows_contract, expert_rows_plain
 from strata.kernels.expert_rows.shape import (
     ACTIVATIONS,
     ALIGN_BYTES,
@@ -16,4 +17,12 @@ from strata.kernels.expert_rows.shape import (
     layout,
 )
 
-__all__ = ["ACTIVATIONS", "ALIGN_BYTES", "Activation", "ExpertShape", "layout"]
+__all__ = [
+    "ACTIVATIONS",
+    "ALIGN_BYTES",
+    "Activation",
+    "ExpertShape",
+    "expert_rows_contract",
+    "expert_rows_plain",
+    "layout",
+]

@@ -1,0 +1,33 @@
+"""Weighted sum of expert rows in plain torch."""
+
+from __future__ import annotations
+
+import torch
+
+
+def combine(
+    rows_RD: torch.Tensor,
+    weight_TK: torch.Tensor,
+    valid_R: torch.Tensor | None = None,
+    shared_TD: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Sum of each token's rows in rank order: [T, D] in the dtype of rows_RD.
+
+    valid_R: bool [R], False for rows nobody computed (they may hold anything); None: all are valid.
+    shared_TD: the shared expert's result, the sum's start; left unchanged.
+    """
+    n_tokens, n_active = weight_TK.shape
+    rows_TKD = rows_RD.view(n_tokens, n_active, rows_RD.shape[1])
+    weight_TK = weight_TK.to(rows_RD.dtype)
+    if shared_TD is None:
+        acc_TD = rows_RD.new_zeros(n_tokens, rows_RD.shape[1])
+    else:
+        acc_TD = shared_TD.to(rows_RD.dtype)
+    for j in range(n_active):
+        # multiplication and addition are two kernels, hence two roundings
+        added = acc_TD + weight_TK[:, j, None] * rows_TKD[:, j]
+        if valid_R is None:
+            acc_TD = added
+        else:
+            acc_TD = torch.where(valid_R.view(n_tokens, n_active)[:, j, None], added, acc_TD)
+    return acc_TD
