@@ -1,8 +1,9 @@
 """The operations that models are made of, as one bundle of functions. Knows no models.
 
-A mixer calls ``ops.rms_norm(...)`` and does not know which implementation answers. ``reference_ops`` is the plain torch
-truth; whoever builds an engine replaces single fields (``dataclasses.replace``) by native or Triton versions that keep
-the op's contract, which stands in the docstring of its folder.
+A mixer calls ``ops.rms_norm(...)`` and does not know which implementation answers.
+``reference_ops`` is the plain torch truth; whoever builds an engine replaces single fields
+(``dataclasses.replace``) by native or Triton versions that keep the op's contract, which stands
+in the docstring of its folder.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ class AttentionOp(Protocol):
 
 @dataclass(frozen=True)
 class Ops:
-    """One implementation of every op. ``dtype``: activations (float32, or float64 for reference runs)."""
+    """One implementation of every op."""
 
     dtype: torch.dtype
+    """Activations: float32, or float64 for reference runs."""
     linear: Callable[[Tensor, Weight], Tensor]
     """(x_TK, w) -> [T, n_rows]: every row times w, ``kernels/linear``."""
     rms_norm: RmsNormOp
@@ -66,13 +68,16 @@ class Ops:
     block_keys: Callable[[Tensor, Tensor, float, Tensor, RotaryLike], Tensor]
     """(raw_mrd, weight_d, eps, first_m, spec) -> [m, d], ``kernels/qsa``."""
     select_blocks: Callable[[Tensor, Tensor, int, int, int], Tensor]
-    """(q_TId, key_Bd, start, block_tokens, budget_blocks) -> int32 [T, budget_blocks], ``kernels/qsa``."""
+    """(q_TId, key_Bd, start, block_tokens, budget_blocks) -> [T, budget], ``kernels/qsa``."""
     causal_conv: Callable[[Tensor, Tensor, Tensor, int], Tensor]
     """(past_XN, x_TN, taps_PN, dilation) -> [T, N], silu included, ``kernels/gdn``."""
     gdn_gates: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     """(a_TJ, b_TJ, decay_J, dt_bias_J) -> (keep_TJ, beta_TJ), ``kernels/gdn``."""
-    gdn_recurrence: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-    """(q_THK, k_THK, v_TJV, keep_TJ, beta_TJ, key_head_J, state_in_JKV, state_out_JKV) -> [T, J, V], ``kernels/gdn``."""
+    gdn_recurrence: Callable[
+        [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor
+    ]
+    """(q_THK, k_THK, v_TJV, keep_TJ, beta_TJ, key_head_J, state_in_JKV, state_out_JKV) -> [T, J, V],
+    ``kernels/gdn``."""
     gated_norm: Callable[[Tensor, Tensor, Tensor, float, str], Tensor]
     """(o_TJV, z_TJV, weight_V, eps, "silu" or "sigmoid") -> [T, J, V], ``kernels/gdn``."""
     stream_mix: Callable[[Tensor, Tensor], Tensor]
@@ -82,7 +87,9 @@ class Ops:
 def _float_linear(x_TK: Tensor, w: Weight) -> Tensor:
     """Product with an F32 matrix, one token at a time so that a token's bits do not depend on T."""
     if w.type != "F32":
-        raise UnsupportedError(f"weight type {w.type}: the plain product knows F32 only; convert the matrix to F32")
+        raise UnsupportedError(
+            f"weight type {w.type}: the plain product knows F32 only; convert the matrix to F32"
+        )
     matrix = w.data.view(torch.float32).view(w.n_rows, w.n_cols).to(x_TK.dtype)
     y_TN = x_TK.new_empty(x_TK.shape[0], w.n_rows)
     for t in range(x_TK.shape[0]):

@@ -14,7 +14,7 @@ def _one_token(
 ) -> torch.Tensor:
     """Attention of one query over the given keys, [H, dv]."""
     n_heads, n_groups = q_Hd.shape[0], k_jGd.shape[1]
-    # a fresh copy has one alignment wherever the token stands in its window: BLAS may round by alignment
+    # BLAS may round by alignment; a fresh copy has the same one wherever the token stands
     q_GMd = q_Hd.clone().view(n_groups, n_heads // n_groups, -1)
     score_Hj = torch.bmm(q_GMd, k_jGd.permute(1, 2, 0)).view(n_heads, -1) * scale
     top_H1 = score_Hj.max(-1, keepdim=True).values

@@ -28,7 +28,7 @@ def block_keys(
 def select_blocks(
     q_TId: torch.Tensor, key_Bd: torch.Tensor, start: int, block_tokens: int, budget_blocks: int
 ) -> torch.Tensor:
-    """Indices of the kept blocks of every token, ascending, padded with -1; int32 [T, budget_blocks]."""
+    """Kept blocks of every token, ascending, then -1; int32 [T, budget_blocks]."""
     n_tokens, _, dim = q_TId.shape
     key_Bd = key_Bd.to(q_TId.dtype)
     kept = torch.full((n_tokens, budget_blocks), -1, dtype=torch.int32, device=q_TId.device)
@@ -37,7 +37,7 @@ def select_blocks(
         if n_blocks <= budget_blocks:
             kept[t, :n_blocks] = torch.arange(n_blocks, dtype=torch.int32)
             continue
-        # a fresh copy has one alignment wherever the token stands in its window: BLAS may round by alignment
+        # BLAS may round by alignment; a fresh copy has the same one wherever the token stands
         score_BI = key_Bd[:n_blocks] @ q_TId[t].clone().t()
         score_B = score_BI.clamp_(min=0).sum(-1) / math.sqrt(dim)
         order = torch.sort(score_B, descending=True, stable=True).indices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import groupby
 from typing import Literal, Protocol
 
 import torch
@@ -43,21 +44,21 @@ def cos_sin(
     pos_T: torch.Tensor, spec: RotaryLike, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of every position, each [T, n] on pos_T's device."""
-    pos = pos_T.cpu()
-    blocks = (pos // _BLOCK).unique().tolist()
-    cos = torch.empty(len(pos), len(spec.inv_freq), dtype=dtype)
-    sin = torch.empty_like(cos)
-    for block in blocks:
-        here = pos // _BLOCK == block
+    cos: list[torch.Tensor] = []
+    sin: list[torch.Tensor] = []
+    for block, run in groupby(pos_T.tolist(), lambda p: p // _BLOCK):
+        rows = torch.tensor([p % _BLOCK for p in run])
         table_cos, table_sin = _table(spec.inv_freq, spec.attention_factor, block, dtype)
-        cos[here] = table_cos[pos[here] % _BLOCK]
-        sin[here] = table_sin[pos[here] % _BLOCK]
-    return cos.to(pos_T.device), sin.to(pos_T.device)
+        cos.append(table_cos[rows])
+        sin.append(table_sin[rows])
+    return torch.cat(cos).to(pos_T.device), torch.cat(sin).to(pos_T.device)
 
 
 def rotary(x_THd: torch.Tensor, pos_T: torch.Tensor, spec: RotaryLike) -> torch.Tensor:
     """Rotate the first 2 * len(inv_freq) dims of every head by its token's position."""
     n = len(spec.inv_freq)
+    if not len(pos_T):
+        return x_THd.clone()
     cos, sin = (c.unsqueeze(1) for c in cos_sin(pos_T, spec, x_THd.dtype))
     y = x_THd.clone(memory_format=torch.contiguous_format)
     if spec.pairing == "half":

@@ -1,0 +1,163 @@
+"""Grouped-query attention as a mixer: x [T, D] in, mixer_out [T, D] out, keys and values kept.
+
+Letters beside core.types: G key/value heads, d head dim, n = start + T cached tokens. Biases, q/k
+norms, partial rotary, a sigmoid output gate, sinks, sliding windows and block selection come from
+the fields of AttentionSpec.
+
+Keys and values are positional state: entry p is written by the window that holds token p, and a
+window reads only up to its own last token, so what a rejected token left is overwritten before it
+is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from strata.kernels.ops import Ops
+from strata.kernels.pointwise import sigmoid
+from strata.memory.frame import BufferSpec, Frame
+from strata.memory.state import StateSpec
+from strata.models.parts import Part
+from strata.models.qsa import Indexer
+from strata.models.roles import Roles, matrix, vector
+from strata.models.spec import AttentionSpec
+
+# Booleans of one selection mask: a chunk of a long prompt is attended in pieces of this size (16
+# MiB).
+_MASK_ENTRIES = 1 << 24
+
+
+class Attention:
+    """Attention of one layer. Roles as in AttentionSpec and IndexerSpec, without layer prefix."""
+
+    def __init__(
+        self,
+        layer: int,
+        spec: AttentionSpec,
+        d_model: int,
+        norm_eps: float,
+        weights: Roles,
+        ops: Ops,
+        kv_dtype: torch.dtype,
+    ) -> None:
+        self.layer = layer
+        self.spec = spec
+        self._eps, self._ops, self._kv_dtype = norm_eps, ops, kv_dtype
+        n_q, n_kv, dim = spec.n_heads, spec.n_kv_heads, spec.head_dim
+        rows = {
+            "q": n_q * dim * (2 if spec.gate else 1),
+            "k": n_kv * dim,
+            "v": n_kv * dim,
+            "o": d_model,
+        }
+        cols = {"q": d_model, "k": d_model, "v": d_model, "o": n_q * dim}
+        self._w = {p: matrix(weights, f"attn.{p}", rows[p], cols[p]) for p in rows}
+        biased = [p for p in rows if (spec.o_bias if p == "o" else spec.bias)]
+        self._bias = {p: vector(weights, f"attn.{p}_bias", (rows[p],), ops.dtype) for p in biased}
+        normed = ("q", "k") if spec.qk_norm else ()
+        self._norm = {p: vector(weights, f"attn.{p}_norm", (dim,), ops.dtype) for p in normed}
+        self._sinks = vector(weights, "attn.sinks", (n_q,), ops.dtype) if spec.sinks else None
+        self._indexer: Indexer | None = None
+        if spec.indexer is not None:
+            self._indexer = Indexer(
+                layer, spec.indexer, spec.rotary, d_model, norm_eps, weights, ops, kv_dtype
+            )
+
+    def buffers(self) -> Mapping[str, BufferSpec]:
+        """Queries, keys, values, gate and result of the window."""
+        spec, dtype = self.spec, self._ops.dtype
+        found = {
+            "attn_q": BufferSpec((spec.n_heads, spec.head_dim), dtype),
+            "attn_k": BufferSpec((spec.n_kv_heads, spec.head_dim), dtype),
+            "attn_v": BufferSpec((spec.n_kv_heads, spec.head_dim), dtype),
+            "attn_out": BufferSpec((spec.n_heads, spec.head_dim), dtype),
+        }
+        if spec.gate:
+            found["attn_gate"] = BufferSpec((spec.n_heads, spec.head_dim), dtype)
+        return found | dict(self._indexer.buffers() if self._indexer else {})
+
+    def state(self) -> Mapping[str, StateSpec]:
+        """Keys (normed, rotated) and values by position, plus the indexer's."""
+        kv = StateSpec("positional", (self.spec.n_kv_heads, self.spec.head_dim), self._kv_dtype)
+        return {"k": kv, "v": kv} | dict(self._indexer.state() if self._indexer else {})
+
+    def parts(self) -> tuple[Part, ...]:
+        """Project, append, (index, select,) attend, project back."""
+        gate = ("attn_gate",) if self.spec.gate else ()
+        blocks = ("index_blocks",) if self._indexer else ()
+        return (
+            Part("qkv", ("x",), ("attn_q", "attn_k", "attn_v", *gate), self._qkv),
+            Part(
+                "rope_append",
+                ("attn_q", "attn_k", "attn_v"),
+                ("attn_q", "k", "v"),
+                self._rope_append,
+            ),
+            *(self._indexer.parts() if self._indexer else ()),
+            Part("attention", ("attn_q", "k", "v", *blocks), ("attn_out",), self._attention),
+            Part("out_proj", ("attn_out", *gate), ("mixer_out",), self._out_proj),
+        )
+
+    def commit(self, frame: Frame, n: int) -> None:
+        """Positional and ring state need nothing."""
+
+    def _product(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        y = self._ops.linear(x, self._w[name])
+        return y + self._bias[name] if name in self._bias else y
+
+    def _qkv(self, frame: Frame) -> None:
+        spec, x_TD = self.spec, frame["x"]
+        q = self._product(x_TD, "q")
+        if spec.gate:
+            pair_TH2d = q.view(frame.T, spec.n_heads, 2, spec.head_dim)
+            frame["attn_q"].copy_(pair_TH2d[:, :, 0])
+            frame["attn_gate"].copy_(pair_TH2d[:, :, 1])
+        else:
+            frame["attn_q"].copy_(q.view_as(frame["attn_q"]))
+        for name in ("k", "v"):
+            buffer = frame[f"attn_{name}"]
+            buffer.copy_(self._product(x_TD, name).view_as(buffer))
+
+    def _rope_append(self, frame: Frame) -> None:
+        ops, rotary = self._ops, self.spec.rotary
+        start, end = frame.start, frame.start + frame.T
+        q, k = frame["attn_q"], frame["attn_k"]
+        if self._norm:
+            q = ops.rms_norm(q, self._norm["q"], self._eps)
+            k = ops.rms_norm(k, self._norm["k"], self._eps)
+        pos_T = torch.arange(start, end, device=frame.device)
+        frame["attn_q"].copy_(ops.rotary(q, pos_T, rotary))
+        frame.state.tensor(self.layer, "k")[start:end].copy_(ops.rotary(k, pos_T, rotary))
+        frame.state.tensor(self.layer, "v")[start:end].copy_(frame["attn_v"])
+
+    def _attention(self, frame: Frame) -> None:
+        end = frame.start + frame.T
+        step = frame.T
+        if self._indexer is not None and not self._indexer.drops_nothing(frame):
+            step = max(1, _MASK_ENTRIES // end)
+        for first in range(0, frame.T, step):
+            self._attend(frame, first, min(first + step, frame.T))
+
+    def _attend(self, frame: Frame, first: int, last: int) -> None:
+        """Tokens first .. last - 1 of the window."""
+        spec, end = self.spec, frame.start + last
+        mask = self._indexer.mask(frame, first, last) if self._indexer else None
+        out = self._ops.attention(
+            frame["attn_q"][first:last],
+            frame.state.tensor(self.layer, "k")[:end],
+            frame.state.tensor(self.layer, "v")[:end],
+            frame.start + first,
+            spec.scale,
+            spec.window_tokens,
+            self._sinks,
+            mask,
+        )
+        frame["attn_out"][first:last].copy_(out)
+
+    def _out_proj(self, frame: Frame) -> None:
+        out = frame["attn_out"]
+        if self.spec.gate:
+            out = out * sigmoid(frame["attn_gate"])
+        frame["mixer_out"].copy_(self._product(out.reshape(frame.T, -1), "o"))

@@ -1,0 +1,134 @@
+"""Block selection of query-sparse attention (qwen4_exp's indexer): which tokens a query may see.
+
+Letters beside core.types: I index heads, d index head dim, r tokens per block, B complete blocks.
+
+Every r tokens form a block with one key, made from the raw index keys of just those tokens. A query
+keeps the blocks of the largest scores (at most ``budget_blocks``) and always the tokens of the
+incomplete block at the end.
+
+State, and why rejected tokens never corrupt it:
+- "block_keys", one entry per block. Entry j is written by the window that appends the block's last
+  token and is read only by queries at or after that token. If the token is rejected, its position
+  is appended again before any later query can see the block, and the entry is written again; if
+  an earlier token of the block is rejected, so is the last one.
+- "index_ring", raw keys of the newest tokens, read for the at most r - 1 committed tokens before a
+  window. See models/ring.py for why rejected tokens never share an entry with a needed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from strata.core.errors import FormatError
+from strata.kernels.ops import Ops
+from strata.kernels.qsa import token_mask
+from strata.memory.frame import BufferSpec, Frame
+from strata.memory.state import StateSpec
+from strata.models.parts import Part
+from strata.models.ring import assert_can_cut_back, past_columns, ring_spec, store_columns
+from strata.models.roles import Roles, matrix, vector
+from strata.models.spec import IndexerSpec, RotarySpec
+
+
+class Indexer:
+    """The "index" and "select" steps of one layer, and the mask they lead to."""
+
+    def __init__(
+        self,
+        layer: int,
+        spec: IndexerSpec,
+        rotary: RotarySpec,
+        d_model: int,
+        norm_eps: float,
+        weights: Roles,
+        ops: Ops,
+        kv_dtype: torch.dtype,
+    ) -> None:
+        if spec.block_tokens < 1 or spec.budget_tokens < spec.block_tokens:
+            raise FormatError(
+                f"layer {layer}: an indexer budget of {spec.budget_tokens} tokens in blocks of "
+                f"{spec.block_tokens} selects nothing; check indexer_budget and its compress ratio"
+            )
+        n_heads, dim = spec.n_heads, spec.head_dim
+        self.layer = layer
+        self.spec = spec
+        self.budget_blocks = spec.budget_tokens // spec.block_tokens
+        self._rotary, self._eps, self._ops, self._kv_dtype = rotary, norm_eps, ops, kv_dtype
+        self._q = matrix(weights, "index.q", n_heads * dim, d_model)
+        self._k = matrix(weights, "index.k", dim, d_model)
+        self._q_norm = vector(weights, "index.q_norm", (dim,), ops.dtype)
+        self._k_norm = vector(weights, "index.k_norm", (dim,), ops.dtype)
+
+    def buffers(self) -> Mapping[str, BufferSpec]:
+        """Index queries, and the kept blocks of every token (-1: none)."""
+        return {
+            "index_q": BufferSpec((self.spec.n_heads, self.spec.head_dim), self._ops.dtype),
+            "index_blocks": BufferSpec((self.budget_blocks,), torch.int32),
+        }
+
+    def state(self) -> Mapping[str, StateSpec]:
+        """Raw keys of the newest tokens (never rounded) and one key per block."""
+        dim, r = self.spec.head_dim, self.spec.block_tokens
+        return {
+            "index_ring": ring_spec(r - 1, dim, self._ops.dtype),
+            "block_keys": StateSpec("positional", (dim,), self._kv_dtype, stride_tokens=r),
+        }
+
+    def parts(self) -> tuple[Part, ...]:
+        """Project and append, then choose."""
+        return (
+            Part(
+                "index", ("x", "index_ring"), ("index_q", "index_ring", "block_keys"), self._index
+            ),
+            Part("select", ("index_q", "block_keys"), ("index_blocks",), self._select),
+        )
+
+    def drops_nothing(self, frame: Frame) -> bool:
+        """Whether every complete block fits the budget even for the window's last token."""
+        return (frame.start + frame.T) // self.spec.block_tokens <= self.budget_blocks
+
+    def mask(self, frame: Frame, first: int, end: int) -> torch.Tensor | None:
+        """What the window's tokens first .. end - 1 may see: bool [end - first, start + end].
+
+        None: everything.
+        """
+        if self.drops_nothing(frame):
+            return None
+        blocks = frame["index_blocks"][first:end]
+        return token_mask(blocks, frame.start + first, frame.start + end, self.spec.block_tokens)
+
+    def _index(self, frame: Frame) -> None:
+        ops, start, n_tokens = self._ops, frame.start, frame.T
+        n_heads, dim = self.spec.n_heads, self.spec.head_dim
+        x_TD = frame["x"]
+        pos_T = torch.arange(start, start + n_tokens, device=frame.device)
+        q_TId = ops.linear(x_TD, self._q).view(n_tokens, n_heads, dim)
+        q_TId = ops.rms_norm(q_TId, self._q_norm, self._eps)
+        frame["index_q"].copy_(ops.rotary(q_TId, pos_T, self._rotary))
+        self._append(frame, ops.linear(x_TD, self._k))
+
+    def _append(self, frame: Frame, raw_Td: torch.Tensor) -> None:
+        """Keys of the blocks that this window completes; then the raw keys into the ring."""
+        assert_can_cut_back(frame)
+        r, start = self.spec.block_tokens, frame.start
+        ring = frame.state.tensor(self.layer, "index_ring")
+        first, end = start // r, (start + frame.T) // r
+        if end > first:
+            # the window's own keys come from the window: a chunk may be longer than the ring
+            before = past_columns(ring, start, start - first * r)
+            raw_mrd = torch.cat([before, raw_Td])[: (end - first) * r].view(end - first, r, -1)
+            first_m = torch.arange(first, end, device=frame.device) * r
+            keys = self._ops.block_keys(raw_mrd, self._k_norm, self._eps, first_m, self._rotary)
+            frame.state.tensor(self.layer, "block_keys")[first:end].copy_(keys)
+        store_columns(ring, start, raw_Td)
+
+    def _select(self, frame: Frame) -> None:
+        if self.drops_nothing(frame):
+            return
+        r = self.spec.block_tokens
+        n_blocks = (frame.start + frame.T) // r
+        keys = frame.state.tensor(self.layer, "block_keys")[:n_blocks]
+        kept = self._ops.select_blocks(frame["index_q"], keys, frame.start, r, self.budget_blocks)
+        frame["index_blocks"].copy_(kept)
