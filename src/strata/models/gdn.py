@@ -1,9 +1,11 @@
-"""Gated DeltaNet as a mixer: projections, short convolution, gated delta rule, gated norm, output projection.
+"""Gated DeltaNet as a mixer: projections, short convolution, delta rule, gated norm, output.
 
-Knows no windows. Letters: N conv channels [q | k | v], P conv taps, J value heads, H key heads, K key dim, V value dim.
-State: "conv", a ring of the columns before the convolution, and "recurrent", one [K, V] matrix per value head. A window
-reads the committed matrix and leaves the one after all its tokens beside it; commit takes that one, or replays fewer
-tokens from the kept inputs with the same op, so both have the bits of a window of exactly n tokens.
+Knows no windows. Letters: N conv channels [q | k | v], P conv taps, J value heads, H key heads,
+K key dim, V value dim.
+State: "conv", a ring of the columns before the convolution, and "recurrent", one [K, V] matrix per
+value head. A window reads the committed matrix and leaves the one after all its tokens beside it;
+commit takes that one, or replays fewer tokens from the kept inputs with the same op, so both have
+the bits of a window of exactly n tokens.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Gdn:
         self._key_head_J = _key_heads(spec).to(self._taps_PN.device)
 
     def buffers(self) -> Mapping[str, BufferSpec]:
-        """Projections of the window, and the inputs of the recurrence, which are kept until commit."""
+        """Projections, and the inputs of the recurrence, which are kept until commit."""
         spec, dtype = self.spec, self.ops.dtype
         return {
             "gdn_columns": BufferSpec((self._n_channels,), dtype),
@@ -116,9 +118,10 @@ class Gdn:
         past = past_columns(ring, frame.start, spec.conv_taps - 1)
         y_TN = self.ops.causal_conv(past, columns_TN, self._taps_PN, 1)
         store_columns(ring, frame.start, columns_TN)
-        q, k, v = y_TN.split((self._k_width, self._k_width, self._v_width), dim=-1)
-        q_THK = l2_norm(q.unflatten(-1, (spec.n_k_heads, spec.k_dim)))
-        k_THK = l2_norm(k.unflatten(-1, (spec.n_k_heads, spec.k_dim)))
+        heads = (frame.T, spec.n_k_heads, spec.k_dim)
+        q_THK = l2_norm(y_TN[:, : self._k_width].reshape(heads))
+        k_THK = l2_norm(y_TN[:, self._k_width : 2 * self._k_width].reshape(heads))
+        v = y_TN[:, 2 * self._k_width :]
         keep_TJ, beta_TJ = self.ops.gdn_gates(
             frame["gdn_a"], frame["gdn_b"], self._decay_J, self._dt_bias_J
         )
@@ -131,7 +134,7 @@ class Gdn:
         frame["gdn_o"].copy_(self._recurrence(frame, frame.T))
 
     def _recurrence(self, frame: Frame, n: int) -> torch.Tensor:
-        """Run the rule over the first n tokens, from the committed state into the copy beside it."""
+        """The rule over the first n tokens, from the committed state into the copy beside it."""
         q, k, v, keep, beta = (frame.at(name, self.layer)[:n] for name in _KEPT)
         return self.ops.gdn_recurrence(
             q,

@@ -1,7 +1,7 @@
-"""The FFN half of a layer as the models see it: router, shared expert, or a dense gated feed-forward.
+"""The FFN half of a layer as models see it: router, shared expert, or a dense feed-forward.
 
-Routed experts are not here: a window computes them wherever they lie. This file only says which experts a token wants
-and with which weights.
+Routed experts are not here: a window computes them wherever they lie. This file only says which
+experts a token wants and with which weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def route(
     bias_E: torch.Tensor | None = None,
     correction_E: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(expert_TK int32, weight_TK) of each token by the model's rule; bias joins the logits, see kernels/router."""
+    """(expert_TK int32, weight_TK) by the model's rule (kernels/router); bias joins the logits."""
     if bias_E is not None:
         logits_TE = logits_TE + bias_E
     return route_kernel(

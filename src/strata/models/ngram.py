@@ -1,7 +1,7 @@
-"""The n-gram (PLE) block: hashed rows of a large table, gated into every residual stream before a layer's read.
+"""The n-gram (PLE) block: hashed rows of a large table, gated into every residual stream.
 
-Which rows a token needs depends on token ids only, so the host gathers them before the window runs (``row_ids``,
-``gather``) and the block itself starts from the buffer "ngram_rows".
+It runs before a layer's read. Which rows a token needs depends on token ids only, so the host
+gathers them before the window runs (``Ngram.rows``) and the block starts from "ngram_rows".
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ class Ngram:
 
     def state(self) -> Mapping[str, StateSpec]:
         """Past inputs of the convolution: the normed u of every stream."""
-        return {"ngram_conv": ring_spec(self._n_past, self._streams * self._d_model, self.ops.dtype)}
+        wide = self._streams * self._d_model
+        return {"ngram_conv": ring_spec(self._n_past, wide, self.ops.dtype)}
 
     def rows(self, previous: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """What belongs into "ngram_rows" for these tokens after the committed ones, [T, row_width] f32."""
+        """What belongs into "ngram_rows" for tokens that follow previous, [T, row_width] f32."""
         return gather(self.spec, self.table, row_ids(self.spec, previous, tokens))
 
     def part(self) -> Part:
@@ -88,7 +89,7 @@ class Ngram:
             residual += (u_TN + y_TN).view_as(residual)
 
     def _gated_value(self, streams_TN: torch.Tensor, rows_TE: torch.Tensor) -> torch.Tensor:
-        """u = gate of each stream times the value, [T, C * D] (E here: width of the gathered rows)."""
+        """u = gate of each stream times the value, [T, C * D] (E: width of the gathered rows)."""
         ops, shape = self.ops, (-1, self._streams, self._d_model)
         rows_TE = rows_TE.to(ops.dtype)
         key = ops.rms_norm(ops.linear(rows_TE, self._key), self._norm_key, self._eps, self._streams)
@@ -103,9 +104,9 @@ def _table(spec: NgramSpec, roles: Roles) -> Weight:
     n_rows = max(o + v for o, v in zip(spec.head_offset, spec.head_vocab, strict=True))
     table = roles.get("ngram.table")
     if not isinstance(table, Weight) or table.n_cols != spec.head_dim or table.n_rows < n_rows:
-        found = f"is [{table.n_rows}, {table.n_cols}]" if isinstance(table, Weight) else "is missing"
+        shape = (table.n_rows, table.n_cols) if isinstance(table, Weight) else "missing"
         raise FormatError(
-            f"weight ngram.table {found}, the config asks for at least [{n_rows}, {spec.head_dim}]; "
+            f"ngram.table is {shape}, the config implies at least [{n_rows}, {spec.head_dim}]; "
             f"check that all parts of the file are there"
         )
     return table
@@ -116,8 +117,9 @@ def row_ids(
 ) -> npt.NDArray[np.int64]:
     """Table rows of each token, [T, heads]: bigram heads first, then trigrams and so on.
 
-    previous: the tokens before these, at least ngram_size - 1 of them if there are that many. The token s places back
-    counts as EOS when the sequence starts, or an EOS lies, among the s places before; an EOS does not cut its own past.
+    previous: the tokens before these, at least ngram_size - 1 of them if there are that many. The
+    token s places back counts as EOS when the sequence starts, or an EOS lies, among the s places
+    before; an EOS does not cut its own past.
     """
     n_back = spec.ngram_size - 1
     eos = np.uint64(spec.eos_token)
@@ -142,7 +144,7 @@ def row_ids(
 
 
 def gather(spec: NgramSpec, table: Weight, ids_TH: npt.NDArray[np.int64]) -> torch.Tensor:
-    """The rows of each token side by side, [T, heads * head_dim] f32; reads only these rows of the table."""
+    """Each token's rows side by side, [T, heads * head_dim] f32; touches only these rows."""
     return lookup(table, torch.from_numpy(ids_TH)).view(-1, len(spec.head_vocab) * spec.head_dim)
 
 
@@ -168,9 +170,10 @@ def ngram_constants(
 ) -> NgramConstants:
     """The constants that an HF config implies (a GGUF file stores them).
 
-    Multipliers: odd numbers from splitmix64 of seed + 10007 * block_index, small enough that token * multiplier stays
-    below 2^63. Head vocabularies: consecutive primes from vocab_base up, block after block. block_index: which of the
-    model's n-gram blocks, from 0. Source: Qwen4-Exp in transformers.
+    Multipliers: odd numbers from splitmix64 of seed + 10007 * block_index, small enough that token
+    times multiplier stays below 2^63. Head vocabularies: consecutive primes from vocab_base up,
+    block after block. block_index: which of the model's n-gram blocks, from 0.
+    Source: Qwen4-Exp in transformers.
     """
     bound = max(1, (2**63 - 1) // max(n_vocab, 1) // 2)
     first = seed + 10007 * block_index

@@ -1,8 +1,8 @@
 """The residual path: what a block reads, where its result goes, and what the head reads.
 
-One interface for the plain residual [T, D] and for hyper-connections [T, C, D]. Knows no mixers and no experts.
-``read`` fixes the write coefficients before the block runs, so a block's result, or a part of it, may be added later
-(``add_late``) with the coefficients of its own read.
+One interface for the plain residual [T, D] and for hyper-connections [T, C, D]. Knows no mixers and
+no experts. ``read`` fixes the write coefficients before the block runs, so a block's result, or a
+part of it, may be added later (``add_late``) with the coefficients of its own read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 from strata.kernels.embed import lookup
 from strata.kernels.hyper import coefficients, rank_gate, write
 from strata.kernels.ops import Ops
-from strata.kernels.weight import Weight
 from strata.memory.frame import BufferSpec, Frame
 from strata.models.parts import Part
 from strata.models.roles import Roles, matrix, vector
@@ -56,7 +55,7 @@ class Residual(Protocol):
     def add_late(
         self, residual: torch.Tensor, coeff_TC: torch.Tensor | None, late_TD: torch.Tensor
     ) -> None:
-        """Add a part of a block's output afterwards, with the coefficients of that block's read (plain: None)."""
+        """Add a part of a block's output later, with that block's coefficients (plain: None)."""
         ...
 
 
@@ -72,7 +71,10 @@ def _common_buffers(d_model: int, streams: int, dtype: torch.dtype) -> dict[str,
 
 
 class PlainResidual:
-    """One stream; every read is an RMS norm. ``roles``: embed, final_norm, layers.<l>.attn_norm, .ffn_norm."""
+    """One stream; every read is an RMS norm.
+
+    ``roles``: embed, final_norm, layers.<l>.attn_norm, layers.<l>.ffn_norm.
+    """
 
     def __init__(self, spec: ModelSpec, roles: Roles, ops: Ops) -> None:
         self._d_model = spec.d_model
@@ -132,7 +134,7 @@ class PlainResidual:
 
 
 class _Read:
-    """One READ of the streams: its norm and dense products. Without inject (the head) there are no coefficients."""
+    """One READ of the streams. Without inject (the head) there are no coefficients."""
 
     def __init__(self, spec: ModelSpec, roles: Roles, prefix: str, inject: bool, ops: Ops) -> None:
         width = spec.streams * spec.d_model
@@ -160,7 +162,10 @@ class _Read:
 
 
 class HyperResidual:
-    """C streams. ``roles``: embed, layers.<l>.{attn,ffn}_read.{norm,down,up,inject}, head_read.{norm,down,up}."""
+    """C streams.
+
+    ``roles``: embed, layers.<l>.{attn,ffn}_read.{norm,down,up,inject}, head_read.{norm,down,up}.
+    """
 
     def __init__(self, spec: ModelSpec, roles: Roles, ops: Ops) -> None:
         self._d_model = spec.d_model
@@ -175,7 +180,7 @@ class HyperResidual:
         self._head = _Read(spec, roles, "head_read", False, ops)
 
     def buffers(self) -> Mapping[str, BufferSpec]:
-        """The streams, what every block reads and writes, and the write coefficients of the two sites."""
+        """The streams, what every block reads and writes, and the coefficients of both sites."""
         coeff = BufferSpec((self._streams,), self._ops.dtype)
         common = _common_buffers(self._d_model, self._streams, self._ops.dtype)
         return common | {"coeff_attn": coeff, "coeff_ffn": coeff}

@@ -1,7 +1,8 @@
-"""Columns of past tokens in a ring: entry p % ring_entries belongs to position p, positions before 0 are zeros.
+"""Columns of past tokens in a ring: entry p % ring_entries is position p; before 0 lie zeros.
 
-Invariant: a window writes its columns without waiting for commit. A window that may be cut back (T <= MAX_WINDOW_TOKENS)
-never overwrites a column that a later window still reads, because the ring is that much longer than what is read.
+Invariant: a window writes its columns without waiting for commit. A window that may be cut back
+(T <= MAX_WINDOW_TOKENS) never overwrites a column that a later window still reads, because the ring
+is that much longer than what is read.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def past_columns(ring: torch.Tensor, start: int, n: int) -> torch.Tensor:
 
 
 def store_columns(ring: torch.Tensor, start: int, x_TN: torch.Tensor) -> None:
-    """Put the columns of positions start .. start + T - 1 into the ring (of more than it holds: the last ones)."""
+    """Store columns of positions start and up; of more than the ring holds, the last ones."""
     n = min(x_TN.shape[0], ring.shape[0])
     end = start + x_TN.shape[0]
     position = torch.arange(end - n, end, device=ring.device)

@@ -1,4 +1,4 @@
-"""Gated DeltaNet in plain torch, one token at a time; letters and formulas are in the package docstring."""
+"""Gated DeltaNet in plain torch, token by token; letters and formulas: the package docstring."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ L2_EPS = 1e-6
 def causal_conv(
     past_XN: torch.Tensor, x_TN: torch.Tensor, taps_PN: torch.Tensor, dilation: int = 1
 ) -> torch.Tensor:
-    """Depthwise causal convolution and silu; past_XN holds the dilation * (P - 1) columns before x, oldest first."""
+    """Depthwise causal convolution and silu; past_XN: the columns before x, oldest first."""
     n_tokens, n_taps = x_TN.shape[0], taps_PN.shape[0]
-    assert past_XN.shape[0] == dilation * (n_taps - 1), "past must hold what the first token's taps reach"
+    assert past_XN.shape[0] == dilation * (n_taps - 1), "past is what the first token's taps reach"
     columns = torch.cat([past_XN, x_TN])
-    # products and sums as separate operations: a fused multiply-add would only be used in whole vectors
+    # products and sums apart: torch would fuse them in whole vectors only, not in the last elements
     y_TN = columns[:n_tokens] * taps_PN[0]
     for tap in range(1, n_taps):
         y_TN += columns[tap * dilation : tap * dilation + n_tokens] * taps_PN[tap]
@@ -47,7 +47,7 @@ def recurrence(
     state_in_JKV: torch.Tensor,
     state_out_JKV: torch.Tensor,
 ) -> torch.Tensor:
-    """The gated delta rule over T tokens; returns o_TJV and leaves the new state in state_out_JKV."""
+    """The gated delta rule over T tokens; returns o_TJV, leaves the new state in state_out."""
     state = state_out_JKV
     if state.data_ptr() != state_in_JKV.data_ptr():
         state.copy_(state_in_JKV)

@@ -1,9 +1,10 @@
-"""pointwise: exp, sigmoid, silu and softplus whose result for one element depends on that element only.
+"""pointwise: exp, sigmoid, silu and softplus whose result for an element depends on it alone.
 
 Input   any float tensor; the last axis is the row. Output: a tensor of the same shape and dtype.
-Promise the bits of an element are the same whatever the shape around it (a window of one token, a chunk of 500), as
-        long as torch runs on one thread. torch alone does not promise that: it computes the last few elements of a
-        tensor with scalar code whose exp differs from the vector one's in the last bit.
+Promise the bits of an element are the same whatever the shape around it (a window of one token, a
+        chunk of 500), as long as torch runs on one thread. torch alone does not promise that: it
+        computes the last few elements of a tensor with scalar code, whose exp differs from the
+        vector one's in the last bit.
 """
 
 from strata.kernels.pointwise.ref import exp, sigmoid, silu, softplus

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-# Elements: twice the widest vector (16 floats in AVX-512, two vectors per loop turn), and then twice that.
+# Elements: two vectors of 16 floats (AVX-512) are one turn of torch's loop; and twice that.
 _ROW_MULTIPLE = 64
 
 

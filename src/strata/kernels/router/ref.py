@@ -59,9 +59,9 @@ def _row_sum(x_TK: torch.Tensor) -> torch.Tensor:
 
 def _best_groups_only(choice_TE: torch.Tensor, n_groups: int, groups_kept: int) -> torch.Tensor:
     """The scores with -inf outside each token's best groups."""
-    by_group = choice_TE.unflatten(-1, (n_groups, -1))
+    by_group = choice_TE.reshape(choice_TE.shape[0], n_groups, -1)
     best_two = torch.sort(by_group, dim=-1, descending=True, stable=True).values[..., :2]
-    group_score = best_two[..., 0] + best_two[..., 1] if best_two.shape[-1] > 1 else best_two[..., 0]
+    group_score = best_two.sum(-1)  # two terms: one order
     kept = _top(group_score, groups_kept)
     dropped = torch.ones_like(group_score, dtype=torch.bool).scatter_(-1, kept, False)
-    return by_group.masked_fill(dropped.unsqueeze(-1), float("-inf")).flatten(-2)
+    return by_group.masked_fill(dropped.unsqueeze(-1), float("-inf")).flatten(1)
