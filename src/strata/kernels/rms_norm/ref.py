@@ -13,7 +13,7 @@ def _inverse_rms(x_Rn: torch.Tensor, eps: float) -> torch.Tensor:
     """1 / sqrt(mean square + eps) of each contiguous row, [R, 1] in x's dtype."""
     sum_R = torch.empty(x_Rn.shape[0], dtype=torch.float64, device=x_Rn.device)
     for i in range(0, x_Rn.shape[0], _ROWS):
-        sum_R[i : i + _ROWS] = x_Rn[i : i + _ROWS].double().square_().sum(-1)
+        sum_R[i : i + _ROWS] = x_Rn[i : i + _ROWS].double().square().sum(-1)
     return (sum_R / x_Rn.shape[-1] + eps).sqrt_().reciprocal_().to(x_Rn.dtype).unsqueeze(-1)
 
 
