@@ -17,6 +17,9 @@ from typing import Any, Literal
 
 from strata.core.errors import SettingError
 
+MAX_BIAS = 1e6
+"""Largest logit bias either way: decides every choice, and sums stay finite."""
+
 Scope = Literal["engine", "request"]
 """Whether a setting is fixed when a model is loaded or may differ from one request to the next."""
 
@@ -201,6 +204,7 @@ def biases(help: str, **more: Any) -> Any:
             if key in result:
                 raise ValueError(f"token {key} is given twice")
             result[key] = _finite(bias)
+            _require_range(result[key], -MAX_BIAS, MAX_BIAS)
         return tuple(sorted(result.items()))
 
     return _field((), help, "ID=X", convert, repeatable=True, **more)

@@ -119,9 +119,9 @@ class Settings:
         0.0, 0, 1, "Leave out tokens less likely than X times the most likely one.",
         changes_output=True, scope="request")
     repeat_penalty: float = number(
-        1.0, 0, 100,
+        1.0, 0.01, 100,
         "Divide positive and multiply negative logits of tokens in prompt or answer by X.",
-        above=True, changes_output=True, scope="request")
+        changes_output=True, scope="request")
     frequency_penalty: float = number(
         0.0, -100, 100, "Subtract X from a token's logit for every time it stands in the answer.",
         unit="logit", changes_output=True, scope="request")

@@ -1,0 +1,311 @@
+"""A conversation on one engine: reads prompts, writes answers through verify windows, keeps what
+the client saw.
+
+Invariants. The text does not depend on the window size or the drafter. Whenever a consumer stops
+reading, the engine has committed exactly the prompt and the tokens delivered, less an end token or
+a last token that nobody has computed yet. After any failure the engine is reset: a broken state is
+never reused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from strata.core.errors import ContextLengthError, EngineError, InputError
+from strata.core.settings import Settings
+from strata.core.types import TokenEvent
+from strata.engine.draft import Drafter
+from strata.engine.events import Report, Reuse
+from strata.engine.sampler import History, Sampler
+from strata.engine.stop import StopScanner
+
+Logits = npt.NDArray[np.float32]
+
+
+class EngineLike(Protocol):
+    """What a session needs of an engine."""
+
+    @property
+    def n_vocab(self) -> int:
+        """V."""
+        ...
+
+    @property
+    def context_tokens(self) -> int:
+        """Most committed tokens."""
+        ...
+
+    @property
+    def tokens(self) -> list[int]:
+        """The committed tokens."""
+        ...
+
+    def reset(self) -> None:
+        """Commit nothing; usable again after a failure."""
+        ...
+
+    def read_prompt(
+        self, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None
+    ) -> Logits:
+        """Commit the tokens; logits [V] after the last."""
+        ...
+
+    def run_window(self, tokens: Sequence[int]) -> Logits:
+        """Logits [T, V] after each token; commits nothing."""
+        ...
+
+    def commit(self, n: int) -> None:
+        """Keep the first n tokens of the window just run."""
+        ...
+
+
+class TextDecoder(Protocol):
+    """Turns the ids of one answer into text, whole characters only."""
+
+    def push(self, token: int) -> str:
+        """Text that is certain with this token."""
+        ...
+
+    def finish(self) -> str:
+        """What is left at the end, invalid bytes replaced."""
+        ...
+
+
+WindowObserver = Callable[[int, Logits, int], None]
+"""(position of a token read through a window, logits [V] after it, the token that followed)."""
+
+
+class Session:
+    """One mutable sequence. One answer at a time: feeding a new prompt ends the one before."""
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        drafter: Drafter,
+        decoder: Callable[[], TextDecoder],
+        eos_tokens: Sequence[int],
+        window: int = 1,
+        observer: WindowObserver | None = None,
+    ) -> None:
+        self.engine = engine
+        self.drafter = drafter
+        self.decoder = decoder
+        self.eos_tokens = frozenset(eos_tokens)
+        self.window = window
+        self.observer = observer
+        self._row: Logits | None = None
+        self._answer: Answer | None = None
+
+    def forget(self) -> None:
+        """Drop the kept state; the next prompt is read from its beginning."""
+        if self._answer is not None:
+            self._answer.close()
+        self._answer, self._row = None, None
+        self.engine.reset()
+
+    def void(self) -> None:
+        """After a failure: the state is not to be trusted, drop it."""
+        self._row = None
+        with contextlib.suppress(EngineError):  # a closed engine has nothing to drop
+            self.engine.reset()
+
+    def answer(
+        self,
+        prompt: Sequence[int],
+        settings: Settings,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Answer:
+        """An iterator that reads the prompt at its first step and then writes. ContextLengthError,
+        SettingError and InputError come from here, before any work."""
+        if not prompt:
+            raise InputError("the prompt is empty; at least one token is needed")
+        outside = [token for token in prompt if not 0 <= token < self.engine.n_vocab]
+        if outside:
+            raise InputError(
+                f"token id {outside[0]} is outside the vocabulary of {self.engine.n_vocab}"
+            )
+        if len(prompt) > self.engine.context_tokens:
+            raise ContextLengthError(len(prompt), self.engine.context_tokens)
+        sampler = Sampler(settings, self.engine.n_vocab)
+        if self._answer is not None:
+            self._answer.close()
+        self._answer = Answer(self, list(prompt), settings, sampler, progress)
+        return self._answer
+
+    def is_current(self, answer: Answer) -> bool:
+        """Whether this answer still owns the session."""
+        return self._answer is answer
+
+    def feed(
+        self, prompt: Sequence[int], progress: Callable[[int, int], None] | None = None
+    ) -> tuple[Logits, Reuse]:
+        """Read a prompt, reusing the kept state when the prompt continues it; logits [V] after the
+        last token. A state that goes beyond what both share cannot be cut back, so it is
+        dropped."""
+        kept = self.engine.tokens
+        same = _common_prefix(kept, prompt)
+        whole = same == len(prompt) == len(kept) and self._row is not None
+        if same < len(kept) or (same == len(prompt) and not whole):
+            self.engine.reset()
+            self._row = None
+            reuse = Reuse(len(prompt), 0, same if same < len(kept) else None)
+        else:
+            reuse = Reuse(len(prompt), same)
+        fresh = prompt[reuse.reused_tokens :]
+        if fresh:
+            self._row = self.engine.read_prompt(fresh, progress)
+        assert self._row is not None
+        self.drafter.begin(prompt)
+        return self._row, reuse
+
+    def keep(self, rows_TV: Logits, n: int) -> None:
+        """Commit the first n tokens of the window just run."""
+        self.engine.commit(n)
+        if n:
+            self._row = rows_TV[n - 1]
+
+
+class Answer:
+    """Iterates over the TokenEvents of one answer; ``report`` fills as it goes."""
+
+    def __init__(
+        self,
+        session: Session,
+        prompt: list[int],
+        settings: Settings,
+        sampler: Sampler,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._session = session
+        self._sampler = sampler
+        self._progress = progress
+        self._tokens = prompt
+        self._n_prompt = len(prompt)
+        room = session.engine.context_tokens - len(prompt) + 1  # the last one need not be stored
+        self._limit = min(settings.max_tokens, room)
+        self._decoder = session.decoder()
+        self._scanner = StopScanner(settings.stop)
+        self.report = Report(Reuse(len(prompt), 0), None if sampler.greedy else sampler.seed)
+        self.report.drafts.limited = session.drafter.vocabulary is not None
+        self._clock = 0.0
+        self._events = self._write()
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        """Itself."""
+        return self
+
+    def __next__(self) -> TokenEvent:
+        """The next token; EngineError when a newer request took the session over."""
+        if self.report.finish is None and not self._session.is_current(self):
+            raise EngineError("a newer request on this model ended this answer; ask again")
+        return next(self._events)
+
+    def close(self) -> None:
+        """Stop here. What was delivered stays in the state."""
+        self._events.close()
+
+    def _write(self) -> Generator[TokenEvent, None, None]:
+        session, report = self._session, self.report
+        try:
+            self._clock = time.perf_counter()
+            row, report.reuse = session.feed(self._tokens, self._progress)
+            report.prompt_s = time.perf_counter() - self._clock
+            self._clock = time.perf_counter()
+            event = self._deliver(row)
+            report.drafts.from_prompt = 1
+            yield from self._hand_out(event)
+            pending: int | None = event.token
+            while not report.finish and pending is not None:
+                pending = yield from self._window([pending, *self._drafts()])
+            if report.finish == "length" and pending is not None and self._room() > 0:
+                session.keep(session.engine.run_window([pending]), 1)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            session.void()
+            raise
+
+    def _window(self, window: list[int]) -> Generator[TokenEvent, None, int | None]:
+        """Run the last token and its drafts, hand out the picks as far as they agree, and commit
+        what was handed out. Returns the last pick, or None when it is committed already."""
+        session, counts = self._session, self.report.drafts
+        start, drafts = len(self._tokens) - 1, window[1:]
+        rows_TV = session.engine.run_window(window)
+        counts.offer(len(drafts))
+        n_kept, agrees = 1, True
+        try:
+            for place, row in enumerate(rows_TV):
+                event = self._deliver(row)
+                if session.observer is not None:
+                    session.observer(start + place, row, event.token)
+                agrees = place < len(drafts) and event.token == drafts[place]
+                if agrees:
+                    counts.accept(place)
+                    n_kept += event.finish != "stop"  # nothing continues a text after its end
+                counts.cut = int(agrees)
+                yield from self._hand_out(event)
+                if event.finish or not agrees:
+                    break
+        except GeneratorExit:
+            session.keep(rows_TV, n_kept)
+            raise
+        session.keep(rows_TV, n_kept)
+        return None if agrees else self._tokens[-1]
+
+    def _room(self) -> int:
+        """Tokens the context still holds, the last pick included if it is not committed yet."""
+        return self._session.engine.context_tokens - len(self._tokens) + 1
+
+    def _drafts(self) -> list[int]:
+        n = min(
+            self._session.window - 1, self._limit - self.report.drafts.emitted, self._room() - 1
+        )
+        return list(self._session.drafter.propose(n)[:n]) if n > 0 else []
+
+    def _deliver(self, row: Logits) -> TokenEvent:
+        """Pick the next token and make its event."""
+        token = self._sampler.pick(row, History(self._tokens, self._n_prompt))
+        self._tokens.append(token)
+        drafter, counts = self._session.drafter, self.report.drafts
+        drafter.extend([token])
+        counts.emitted += 1
+        counts.proposable += drafter.vocabulary is None or token in drafter.vocabulary
+        event = self._event(token)
+        self.report.finish = event.finish
+        return event
+
+    def _event(self, token: int) -> TokenEvent:
+        if token in self._session.eos_tokens:
+            return TokenEvent(token, self._rest()[0], "stop")
+        text, stopped = self._scanner.push(self._decoder.push(token))
+        if not stopped and self.report.drafts.emitted == self._limit:
+            rest, stopped = self._rest()
+            return TokenEvent(token, text + rest, "stop" if stopped else "length")
+        return TokenEvent(token, text, "stop" if stopped else None)
+
+    def _rest(self) -> tuple[str, bool]:
+        """Text held back so far, at the end; and whether a stop text was found in it after all."""
+        text, stopped = self._scanner.push(self._decoder.finish())
+        return (text, True) if stopped else (text + self._scanner.finish(), False)
+
+    def _hand_out(self, event: TokenEvent) -> Iterator[TokenEvent]:
+        """Yield with the clock stopped: the reader's time is not ours."""
+        self.report.decode_s += time.perf_counter() - self._clock
+        try:
+            yield event
+        finally:
+            self._clock = time.perf_counter()
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of equal tokens at the beginning of both."""
+    for n, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return n
+    return min(len(a), len(b))
