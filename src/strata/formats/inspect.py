@@ -133,7 +133,7 @@ def _value(value: MetadataValue) -> str:
 
 
 def _setting(value: Any) -> str:
-    """A value of a JSON file; Python's own notation of lists and objects escapes what is in them."""
+    """A value of a JSON file; Python's notation of lists and objects escapes what is in them."""
     if isinstance(value, str):
         return quoted(value, _SHOWN_SETTINGS_CHARS)
     text = str(value)
