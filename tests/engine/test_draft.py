@@ -11,7 +11,9 @@ from strata.engine.draft import LookupDrafter, NoDrafter, ScriptedDrafter, build
 
 
 def plain_search(text: list[int], n: int, shortest: int, longest: int) -> list[int]:
-    """The longest earlier copy of the end, the latest of equals, read off one position at a time."""
+    """The longest earlier copy of the end, the latest of equals, read off one position at a
+    time.
+    """
     best, best_start = 0, None
     for start in range(1, len(text)):  # copy ends before `start`
         length = 0

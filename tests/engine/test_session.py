@@ -1,7 +1,7 @@
 """Sessions on a scripted engine whose logits depend on every committed token.
 
-The expected text comes from `plain`, a loop of one token at a time over the same function: any token committed too
-much or too little changes everything that follows.
+The expected text comes from `plain`, a loop of one token at a time over the same function: any
+token committed too much or too little changes everything that follows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ ALPHABET = " abcdefghijklmnopqrstuvwxyz"
 
 
 class ScriptedEngine:
-    """Keeps to the protocol strictly: a window is committed once, within its size and the context."""
+    """Keeps to the protocol strictly: a window is committed once, within its size and the
+    context.
+    """
 
     n_vocab = V
 
@@ -339,7 +341,9 @@ def test_a_broken_number_ends_the_request_and_drops_the_state(
 
 
 def test_context_limit_is_refused_before_any_work() -> None:
-    """C24: both counts are in the message and nothing is read; a prompt that fits is served next."""
+    """C24: both counts are in the message and nothing is read; a prompt that fits is served
+    next.
+    """
     engine = ScriptedEngine(context_tokens=8)
     talk = session(engine)
     with pytest.raises(ContextLengthError, match=r"9 tokens .* 8") as caught:
