@@ -72,16 +72,19 @@ def gguf_bytes(
     alignment: int = 32,
 ) -> bytes:
     """A whole file: every tensor's data padded to the alignment."""
-    head = header_bytes(len(tensors), len(keys), version)
-    head += b"".join(key_bytes(*key) for key in keys)
-    data = b""
+    head = [header_bytes(len(tensors), len(keys), version)]
+    head += [key_bytes(*key) for key in keys]
+    data: list[bytes] = []
+    data_bytes = 0
     for tensor in tensors:
-        offset = len(data) if tensor.offset is None else tensor.offset
-        head += string(tensor.name) + struct.pack("<I", len(tensor.ne))
-        head += struct.pack(f"<{len(tensor.ne)}Q", *tensor.ne)
-        head += struct.pack("<IQ", tensor.type_id, offset)
-        data += tensor.data + b"\0" * (-len(tensor.data) % alignment)
-    return head + b"\0" * (-len(head) % alignment) + data
+        offset = data_bytes if tensor.offset is None else tensor.offset
+        head.append(string(tensor.name) + struct.pack("<I", len(tensor.ne)))
+        head.append(struct.pack(f"<{len(tensor.ne)}Q", *tensor.ne))
+        head.append(struct.pack("<IQ", tensor.type_id, offset))
+        data.append(tensor.data + b"\0" * (-len(tensor.data) % alignment))
+        data_bytes += len(data[-1])
+    head_bytes = sum(map(len, head))
+    return b"".join([*head, b"\0" * (-head_bytes % alignment), *data])
 
 
 def f32_tensor(name: str, *shape: int, start: float = 0.0) -> Tensor:
