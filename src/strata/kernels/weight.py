@@ -25,3 +25,32 @@ class Weight:
     def n_bytes(self) -> int:
         """Bytes of all rows."""
         return int(self.data.numel())
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Chosen rows, int64 [n] -> uint8 [n, row_bytes], a copy; only these rows are touched."""
+        return self.data.index_select(0, ids)
+
+
+@dataclass(frozen=True)
+class ShardedWeight(Weight):
+    """A table that is looked up by row and lies in several pieces, row ranges in order; ``data`` is empty.
+
+    shards: uint8 [any, row_bytes] each (file mappings).
+    """
+
+    shards: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all rows."""
+        return sum(int(shard.numel()) for shard in self.shards)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Chosen rows, int64 [n] -> uint8 [n, row_bytes], a copy; only these rows are touched."""
+        ends = torch.tensor([len(shard) for shard in self.shards]).cumsum(0)
+        found = self.data.new_empty(len(ids), self.shards[0].shape[1])
+        home = torch.searchsorted(ends, ids, right=True)
+        for index in sorted(set(home.tolist())):
+            here = home == index
+            found[here] = self.shards[index][ids[here] - (ends[index] - len(self.shards[index]))]
+        return found

@@ -1,7 +1,7 @@
-"""Typed reading of a model's settings: the keys of a config.json, or the metadata of a GGUF under its architecture.
+"""Typed reading of a model's settings: a config.json's keys, or a GGUF's metadata.
 
-Knows no family. Whatever is missing, of the wrong kind or unsupported is refused by naming the file, the key, the
-value and what was expected.
+Knows no family. Whatever is missing, of the wrong kind or unsupported is refused by naming the
+file, the key, the value and what was expected.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from strata.core.errors import FormatError, UnsupportedError
 
 
 class Config:
-    """A read-only view of settings. ``where`` names the file in errors, ``prefix`` is put before every key.
+    """A read-only view of settings.
 
-    A key whose value is null counts as absent. Keys with several spellings are tried in the order given.
+    ``where`` names the file in errors, ``prefix`` is put before every key.
+
+    A key whose value is null counts as absent. Keys with several spellings are tried in the order
+    given.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
@@ -95,7 +98,7 @@ class Config:
         return tuple(items)
 
     def per_layer(self, key: str, n_layers: int) -> list[Any] | None:
-        """A list with at least one item per trunk layer (draft layers may follow); None when absent."""
+        """The trunk layers' items of a list (draft layers may follow); None when absent."""
         items = self.items(key)
         if items is not None and len(items) < n_layers:
             raise FormatError(
@@ -105,10 +108,15 @@ class Config:
         return None if items is None else items[:n_layers]
 
     def require(self, key: str, *expected: Any) -> None:
-        """Refuse a value other than those expected. An absent key passes."""
+        """Refuse a value other than those expected (none: any value). An absent key passes."""
         value = self.get(key)
-        if value is not None and value not in expected:
-            raise self.unsupported(key, value, " or ".join(repr(e) for e in expected))
+        if value is None:
+            return
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        if value not in expected:
+            names = " or ".join(repr(e) for e in expected)
+            raise self.unsupported(key, value, names or "leaving it out")
 
     def unsupported(self, key: str, value: Any, expected: str) -> UnsupportedError:
         """The refusal of a setting that this program does not compute."""

@@ -1,4 +1,6 @@
-"""Which weights a model has: every role with its shape, from the spec alone. Knows no files and no tensor names.
+"""Which weights a model has: every role with its shape, from the spec alone.
+
+Knows no files and no tensor names.
 
 A loader that fills exactly these roles has filled the model.
 """
@@ -24,7 +26,9 @@ Kind = Literal["matrix", "tensor"]
 
 @dataclass(frozen=True)
 class Role:
-    """What one role must be. matrix: a Weight of ``shape`` [rows, columns]; tensor: numbers of ``shape``.
+    """What one role must be.
+
+    matrix: a Weight of ``shape`` [rows, columns]; tensor: numbers of ``shape``.
 
     padded: more rows than ``shape`` says may follow (they are never looked up).
     """
@@ -35,7 +39,10 @@ class Role:
 
 
 def inventory(spec: ModelSpec) -> dict[str, Role]:
-    """Every role of the model, in layer order. The head is missing when it is tied to the embedding."""
+    """Every role of the model, in layer order.
+
+    The head is missing when it is tied to the embedding.
+    """
     found = {"embed": _matrix(spec.n_vocab, spec.d_model)}
     for index, layer in enumerate(spec.layers):
         for name, role in _layer(spec, layer).items():
@@ -123,8 +130,8 @@ def _mla(mixer: MlaSpec, d: int) -> dict[str, Role]:
     found = {
         "mla.kv_a": _matrix(rank + mixer.rope_dim, d),
         "mla.kv_a_norm": _tensor(rank),
-        "mla.k_b": _matrix(h * mixer.nope_dim, rank),
-        "mla.v_b": _matrix(h * mixer.v_dim, rank),
+        "mla.k_b": _tensor(h * mixer.nope_dim, rank),
+        "mla.v_b": _tensor(h * mixer.v_dim, rank),
         "mla.o": _matrix(d, h * mixer.v_dim),
     }
     if mixer.q_lora_rank is None:

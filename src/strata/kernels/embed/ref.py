@@ -12,7 +12,7 @@ from strata.kernels.weight import Weight
 def lookup(table: Weight, ids: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Decoded rows of the table, [*ids.shape, n_cols], on the table's device."""
     flat = ids.reshape(-1).to(table.data.device)
-    raw = table.data.index_select(0, flat)
+    raw = table.rows(flat)
     rows = torch.from_numpy(dequantize(TYPES[table.type], raw.cpu().numpy())).to(raw.device)
     if table.scale != 1.0:
         rows *= table.scale

@@ -1,0 +1,161 @@
+"""From a naming to a checkpoint's tables: dense Sources, expert layouts, tensors left aside.
+
+Knows both worlds of names (HF and GGUF) but no single architecture.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from strata.formats.checkpoint import Checkpoint
+from strata.models.config import Config
+from strata.models.expert_layouts import (
+    PROJS,
+    ExpertLayout,
+    ExpertSizes,
+    FusedGateUp,
+    PerExpert,
+    Stacked,
+)
+from strata.models.expert_source import CheckpointExperts
+from strata.models.family import gguf_config
+from strata.models.names import Naming, sources_of
+from strata.models.sources import Rows, Source, Sources, Take, Values
+from strata.models.spec import AttentionSpec, ModelSpec, MoeSpec
+
+HF_UNUSED: tuple[tuple[str, str], ...] = (
+    (r".*\.rotary_emb\.inv_freq", "rotary frequencies are worked out from the settings"),
+    (r"(model\.)?mtp\..*", "draft (multi-token prediction) weights are not used yet"),
+    (r"(model\.)?visual\..*", "vision tower: text only"),
+)
+
+GGUF_UNUSED: tuple[tuple[str, str], ...] = (
+    (r".*\.input_scale", "activation scale of NVFP4: activations get their own scale per block"),
+)
+
+DRAFT_LAYER = "draft (multi-token prediction) layer: not used yet"
+
+
+def hf_sources(
+    ckpt: Checkpoint, spec: ModelSpec, naming: Naming, unused: tuple[tuple[str, str], ...] = ()
+) -> Sources:
+    """Sources in HF names; ``unused`` comes on top of what every family leaves aside."""
+    top = hf_top(ckpt)
+    roles = sources_of(spec, naming, top, top + "layers.{}.")
+    return Sources(roles, unused=HF_UNUSED + unused)
+
+
+def gguf_sources(ckpt: Checkpoint, spec: ModelSpec, naming: Naming) -> Sources:
+    """Sources in GGUF names; query, key and value may lie fused in one tensor."""
+    roles = sources_of(spec, naming, "", "blk.{}.")
+    for index, layer in enumerate(spec.layers):
+        if isinstance(layer.mixer, AttentionSpec):
+            roles |= _fused_qkv(ckpt, index, layer.mixer)
+    return Sources(roles, unused=GGUF_UNUSED + gguf_draft_layers(gguf_config(ckpt), spec))
+
+
+def _fused_qkv(ckpt: Checkpoint, index: int, mixer: AttentionSpec) -> dict[str, Source]:
+    """Query, key and value out of attn_qkv, rows in this order, where the file has it."""
+    name, role = f"blk.{index}.attn_qkv.", f"layers.{index}.attn."
+    n_kv = mixer.n_kv_heads * mixer.head_dim
+    n_q = mixer.n_heads * mixer.head_dim * (2 if mixer.gate else 1)
+    cuts = {"q": (0, n_q), "k": (n_q, n_q + n_kv), "v": (n_q + n_kv, n_q + 2 * n_kv)}
+    found: dict[str, Source] = {}
+    for part, (start, stop) in cuts.items():
+        if name + "weight" in ckpt.tensors:
+            take = Take(np.arange(start, stop), n_q + 2 * n_kv)
+            found[role + part] = Rows((name + "weight",), take)
+        if name + "bias" in ckpt.tensors:
+            cut = partial(_cut, start=start, stop=stop)
+            found[f"{role}{part}_bias"] = Values(name + "bias", cut)
+    return found
+
+
+def _cut(bias: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    return bias[start:stop]
+
+
+def hf_draft_layers(spec: ModelSpec, top: str) -> tuple[tuple[str, str], ...]:
+    """Rule for layers numbered past the trunk, where several families keep their draft layer."""
+    return ((_past_the_trunk(top.replace(".", r"\.") + r"layers", spec.n_layers), DRAFT_LAYER),)
+
+
+def gguf_draft_layers(meta: Config, spec: ModelSpec) -> tuple[tuple[str, str], ...]:
+    """The same for a GGUF that declares draft layers."""
+    if meta.count("nextn_predict_layers", default=0) == 0:
+        return ()
+    return ((_past_the_trunk("blk", spec.n_layers), DRAFT_LAYER),)
+
+
+def _past_the_trunk(stem: str, n_layers: int) -> str:
+    """Matches names of layers n_layers .. n_layers + 7."""
+    numbers = "|".join(str(n) for n in range(n_layers, n_layers + 8))
+    return rf"{stem}\.({numbers})\..*"
+
+
+def expert_sizes(spec: ModelSpec) -> dict[int, ExpertSizes]:
+    """Expert sizes of every layer that routes."""
+    return {
+        index: ExpertSizes(layer.ffn.n_experts, layer.ffn.width, spec.d_model)
+        for index, layer in enumerate(spec.layers)
+        if isinstance(layer.ffn, MoeSpec)
+    }
+
+
+def experts_from(layouts: dict[int, ExpertLayout], spec: ModelSpec) -> CheckpointExperts:
+    """All layers' layouts as one source."""
+    counts = [s.E for s in expert_sizes(spec).values()]
+    return CheckpointExperts(layouts, max(counts, default=0))
+
+
+def hf_experts(ckpt: Checkpoint, spec: ModelSpec) -> CheckpointExperts:
+    """Experts in whichever of the three layouts lies under "layers.<l>.mlp.experts."."""
+    layouts: dict[int, ExpertLayout] = {}
+    for index, sizes in expert_sizes(spec).items():
+        prefix = f"{hf_top(ckpt)}layers.{index}.mlp.experts."
+        fused = _either(ckpt, prefix + "gate_up_proj")
+        if fused in ckpt.tensors:
+            down = _either(ckpt, prefix + "down_proj")
+            layouts[index] = FusedGateUp(ckpt, sizes, fused, down)
+        elif _either(ckpt, prefix + "gate_proj") in ckpt.tensors:
+            names = {p: _either(ckpt, f"{prefix}{p}_proj") for p in PROJS}
+            layouts[index] = Stacked(ckpt, sizes, names)
+        else:
+            each = {p: f"{prefix}{{}}.{p}_proj.weight" for p in PROJS}
+            layouts[index] = PerExpert(ckpt, sizes, each)
+    return experts_from(layouts, spec)
+
+
+def _either(ckpt: Checkpoint, name: str) -> str:
+    """The name as it stands, or with .weight behind it if that is how the file has it."""
+    return name + ".weight" if name + ".weight" in ckpt.tensors else name
+
+
+def gguf_experts(ckpt: Checkpoint, spec: ModelSpec) -> CheckpointExperts:
+    """Stacked experts of a GGUF: gate and up apart or fused, with biases where there are some."""
+    layouts: dict[int, ExpertLayout] = {}
+    for index, sizes in expert_sizes(spec).items():
+        prefix, ffn = f"blk.{index}.ffn_", spec.layers[index].ffn
+        biased = isinstance(ffn, MoeSpec) and ffn.expert_bias
+        biases = {p: f"{prefix}{p}_exps.bias" for p in PROJS} if biased else {}
+        names = {p: f"{prefix}{p}_exps.weight" for p in PROJS}
+        fused = prefix + "gate_up_exps.weight"
+        if fused in ckpt.tensors:
+            layouts[index] = FusedGateUp(ckpt, sizes, fused, names["down"], biases)
+        else:
+            layouts[index] = Stacked(ckpt, sizes, names, biases)
+    return experts_from(layouts, spec)
+
+
+def no_experts(ckpt: Checkpoint, spec: ModelSpec) -> CheckpointExperts:
+    """The source of a model without routed experts."""
+    return CheckpointExperts({}, 0)
+
+
+def hf_top(ckpt: Checkpoint) -> str:
+    """Prefix of the language model's tensors, which composite checkpoints nest one level deeper."""
+    composite = any(name.startswith("model.language_model.") for name in ckpt.tensors)
+    return "model.language_model." if composite else "model."
