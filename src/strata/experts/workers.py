@@ -82,7 +82,7 @@ class PlainWorker:
             entries = slice(int(groups.start[g]), int(groups.start[g + 1]))
             token = torch.from_numpy(groups.token[entries].astype(np.int64))
             row = torch.from_numpy(groups.row[entries].astype(np.int64))
-            blob = self._store.blob(layer, expert).numpy()
+            blob = self._store.blob(layer, expert)
             out_RD[row] = expert_rows_plain(shape, blob, x_TD[token], self._dtype)
 
     def finish(self, layer: int) -> None:

@@ -114,8 +114,7 @@ def _moe_half(
         layer,
         ("expert", "weight"),
         ("plan",),
-        lambda: service.plan(layer, frame["expert"][:n_rows], frame["weight"][:n_rows], n_active)
-        and None,
+        lambda: _plan(service, frame, layer, n_active),
     )
     builder.step("publish", layer, ("ffn_x", "plan"), ("payload",))
     builder.step(
@@ -156,6 +155,11 @@ def _moe_half(
         ("ffn_out",),
         lambda: _combine(frame, n_active, shared is not None),
     )
+
+
+def _plan(service: ExpertService, frame: Frame, layer: int, n_active: int) -> None:
+    n_rows = frame.T * n_active
+    service.plan(layer, frame["expert"][:n_rows], frame["weight"][:n_rows], n_active)
 
 
 def _fast_rows(service: ExpertService, frame: Frame, layer: int) -> None:

@@ -81,7 +81,7 @@ class WindowRunner:
         frame.tokens = tuple(tokens)
         frame["ids"].copy_(torch.tensor(frame.tokens, dtype=torch.int64))
         for ngram in self.network.ngrams.values():
-            frame["ngram_rows"].copy_(ngram.gather(self.state.tokens, frame.tokens))
+            frame["ngram_rows"].copy_(ngram.rows(self.state.tokens, frame.tokens))
         try:
             recorded.run()
         except BaseException:

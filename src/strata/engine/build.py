@@ -1,0 +1,211 @@
+"""Puts an engine together: the one place that knows every feature.
+
+A feature is a line in RULES (who computes a row), WORKERS (who carries a place out) or TRANSFORMS (order of the steps):
+(setting, constructor, why_not). ``why_not`` gives the one-line reason why a feature that was asked for is off here.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from strata.core.errors import FormatError, InputError, SettingError
+from strata.core.settings import Settings
+from strata.core.settings_load import Effective
+from strata.core.settings_resolve import Machine, effective_lines, resolve
+from strata.core.types import Place
+from strata.engine.checkpoint_plan import (
+    DTYPES,
+    KV_DTYPES,
+    CheckpointPlan,
+    memory_plan,
+    understand,
+)
+from strata.engine.cpu_ops import native_ops, plain_ops
+from strata.engine.engine import Engine
+from strata.engine.machine import probe
+from strata.experts.fast_tier import FastTier, even_profile, read_profile
+from strata.experts.loader import load_experts
+from strata.experts.service import ExpertService
+from strata.experts.store import ExpertStore, Progress
+from strata.experts.workers import PlainWorker, PoolWorker, Worker
+from strata.formats.checkpoint import open_checkpoint
+from strata.formats.tokenizer import Tokenizer, load_tokenizer
+from strata.kernels.ops import Ops
+from strata.memory.budget import MemoryPlan, Probes
+from strata.memory.state import SequenceState
+from strata.models.network import build_network
+from strata.models.weights import load_weights
+from strata.native import CpuPool
+from strata.window.run import Transform, WindowRunner
+
+Rule = tuple[str, Callable[[Settings], object], Callable[[Settings], str | None]]
+
+RULES: tuple[Rule, ...] = ()
+TRANSFORMS: tuple[Rule, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A checkpoint understood and settings worked out; nothing allocated."""
+
+    plan: CheckpointPlan
+    effective: Effective
+    memory: MemoryPlan
+
+    @property
+    def settings(self) -> Settings:
+        """Complete settings."""
+        return self.effective.settings
+
+
+def prepare(
+    path: str | Path,
+    asked: Effective,
+    *,
+    machine: Machine | None = None,
+    probes: Probes | None = None,
+) -> Ready:
+    """Open the checkpoint, work settings out, plan the memory. The checkpoint stays open."""
+    checkpoint = open_checkpoint(path)
+    try:
+        plan = understand(checkpoint)
+        effective = resolve(asked, machine or probe(), plan.spec.max_context_tokens)
+        _require_places(effective.settings, plan)
+        memory = memory_plan(plan, effective.settings, probes or Probes())
+    except BaseException:
+        checkpoint.close()
+        raise
+    return Ready(plan, effective, memory)
+
+
+def plan_model(path: str | Path, asked: Effective, probes: Probes | None = None) -> MemoryPlan:
+    """Bytes per tier and the verdict, with nothing loaded."""
+    ready = prepare(path, asked, probes=probes)
+    ready.plan.checkpoint.close()
+    return ready.memory
+
+
+def build(path: str | Path, asked: Effective, progress: Progress | None = None) -> Engine:
+    """Load a model. DoesNotFitError before anything is allocated when the plan exceeds a limit."""
+    ready = prepare(path, asked)
+    checkpoint = ready.plan.checkpoint
+    try:
+        ready.memory.require_fit()
+        return _assemble(ready, progress)
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+def _assemble(ready: Ready, progress: Progress | None) -> Engine:
+    plan, settings = ready.plan, ready.settings
+    torch.set_num_threads(1)  # products run in our pool; torch's own threads would fight it
+    tokenizer = _tokenizer(plan)
+    roles = load_weights(plan.checkpoint, plan.spec, plan.sources, copy=True)
+    store = load_experts(plan.shapes, plan.experts, progress)
+    pool = CpuPool(workers=settings.workers, isa=settings.cpu_isa)
+    ops = _ops(settings, pool)
+    tier = _fast_tier(plan, settings, store)
+    service = ExpertService(tier, _workers(settings, store, tier, pool), rules=())
+    device = torch.device("cpu")
+    network = build_network(plan.spec, roles, ops, KV_DTYPES[settings.kv], device)
+    state = SequenceState(network.state_specs(), settings.context, device)
+    transforms: tuple[Transform, ...] = ()
+    runner = WindowRunner(network, service, state, transforms, poison=settings.poison)
+    gc.collect()
+
+    def on_close() -> None:
+        pool.close()
+        plan.checkpoint.close()
+
+    return Engine(
+        spec=plan.spec,
+        settings=settings,
+        tokenizer=tokenizer,
+        runner=runner,
+        plan=ready.memory,
+        report=_report(ready, pool, tier),
+        on_close=on_close,
+    )
+
+
+def _tokenizer(plan: CheckpointPlan) -> Tokenizer | None:
+    """None when the checkpoint carries none; a broken one is an error."""
+    try:
+        return load_tokenizer(plan.checkpoint)
+    except FileNotFoundError:
+        return None
+
+
+def _ops(settings: Settings, pool: CpuPool) -> Ops:
+    dtype = DTYPES[settings.dtype]
+    return native_ops(pool) if dtype is torch.float32 else plain_ops(dtype)
+
+
+def _workers(
+    settings: Settings, store: ExpertStore, tier: FastTier, pool: CpuPool
+) -> Mapping[Place, Worker]:
+    if settings.dtype == "float64":
+        plain = PlainWorker(store, torch.float64)
+        return {Place.FAST: plain, Place.CPU: plain}
+    in_ram = [layer.addresses() if layer is not None else None for layer in store.layers]
+    return {
+        Place.FAST: PoolWorker(pool, store, lambda layer, e: tier.address_LE[layer][e]),
+        Place.CPU: PoolWorker(pool, store, lambda layer, e: in_ram[layer][e]),  # type: ignore[index]
+    }
+
+
+def _require_places(settings: Settings, plan: CheckpointPlan) -> None:
+    """Options that place experts need experts to place."""
+    if plan.n_pairs == 0:
+        for name in ("expert_cache", "expert_profile"):
+            if getattr(settings, name):
+                raise SettingError(
+                    f"--{name.replace('_', '-')}: {plan.spec.family} has no routed experts to place"
+                )
+    if settings.expert_cache > plan.n_pairs:
+        raise SettingError(
+            f"--expert-cache {settings.expert_cache}: this model has only {plan.n_pairs} experts"
+        )
+    if settings.expert_profile is not None:
+        pairs = read_profile(settings.expert_profile, plan.n_experts_L)
+        if settings.expert_cache > len(pairs):
+            raise InputError(
+                f"{settings.expert_profile} ranks {len(pairs)} experts, "
+                f"fewer than --expert-cache {settings.expert_cache}"
+            )
+
+
+def _fast_tier(plan: CheckpointPlan, settings: Settings, store: ExpertStore) -> FastTier:
+    tier = FastTier(store, settings.expert_cache)
+    if settings.expert_cache:
+        if settings.expert_profile is not None:
+            pairs = read_profile(settings.expert_profile, plan.n_experts_L)
+        else:
+            pairs = even_profile(plan.n_experts_L)
+        tier.impose(pairs[: settings.expert_cache])
+    return tier
+
+
+def _report(ready: Ready, pool: CpuPool, tier: FastTier) -> list[str]:
+    plan, settings = ready.plan, ready.settings
+    why_not: dict[str, str] = {}
+    if settings.expert_profile is not None and not settings.expert_cache:
+        why_not["expert_profile"] = "expert-cache is 0, so nothing is placed by it"
+    lines = [
+        f"{plan.checkpoint.root}: {plan.spec.family}, {plan.spec.n_layers} layers, "
+        f"{plan.n_pairs} routed experts",
+        *plan.weights.lines(),
+        f"CPU pool: {pool.workers} workers on CPUs {pool.cpus}, {pool.isa} kernels",
+        f"experts: {plan.n_pairs} in RAM, {len(tier.resident())} of them also in the fast tier",
+        *effective_lines(ready.effective, why_not),
+    ]
+    return lines
+
+
+__all__ = ["FormatError", "Ready", "build", "plan_model", "prepare"]

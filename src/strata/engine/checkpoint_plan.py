@@ -1,0 +1,130 @@
+"""Everything known about a checkpoint before a weight is read: its spec, its names, its bytes, and whether they fit.
+
+The network is put together once from weights without memory (torch's meta device), so the sizes of buffers and state are
+those of the real parts and not a second book-keeping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from strata.core.settings import Settings
+from strata.experts.loader import expert_shapes
+from strata.experts.store import store_bytes, stride_of
+from strata.formats.checkpoint import Checkpoint
+from strata.kernels.expert_rows import ExpertShape
+from strata.kernels.ops import reference_ops
+from strata.kernels.weight import Weight
+from strata.memory.budget import GIB, Limit, Line, MemoryPlan, Probes, ram_limits, smallest
+from strata.models.expert_source import ExpertSource
+from strata.models.family import Family
+from strata.models.inventory import inventory
+from strata.models.network import Network, build_network
+from strata.models.registry import find_family
+from strata.models.sources import Sources
+from strata.models.spec import ModelSpec
+from strata.models.weights import LoadReport, PlannedWeight, plan_weights
+from strata.window.layer import window_buffers
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+KV_DTYPES = {"f32": torch.float32, "f16": torch.float16, "f64": torch.float64}
+INTERPRETER_BYTES = 320 << 20
+"""Python, torch and the tokenizer, before any weight: measured 250 to 310 MiB resident on Linux, x86-64."""
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """A checkpoint understood: what will be loaded, and what it takes."""
+
+    checkpoint: Checkpoint
+    family: Family
+    spec: ModelSpec
+    sources: Sources
+    experts: ExpertSource
+    shapes: list[tuple[ExpertShape, int] | None]
+    weights: LoadReport
+
+    @property
+    def n_experts_L(self) -> list[int]:
+        """Routed experts of each layer (0 for layers without)."""
+        return [entry[1] if entry is not None else 0 for entry in self.shapes]
+
+    @property
+    def n_pairs(self) -> int:
+        """All (layer, expert) pairs."""
+        return sum(self.n_experts_L)
+
+
+def understand(checkpoint: Checkpoint) -> CheckpointPlan:
+    """Read names, shapes and settings; check that every weight has a tensor and every tensor a use."""
+    family = find_family(checkpoint)
+    spec = family.spec(checkpoint)
+    sources = family.sources(checkpoint, spec)
+    experts = family.expert_source(checkpoint, spec)
+    weights = plan_weights(checkpoint, spec, sources, experts)
+    shapes = expert_shapes(spec, experts)
+    return CheckpointPlan(checkpoint, family, spec, sources, experts, shapes, weights)
+
+
+def memory_plan(plan: CheckpointPlan, settings: Settings, probes: Probes) -> MemoryPlan:
+    """Bytes per owner for resolved settings, and the limits they meet. Allocates nothing."""
+    network = _meta_network(plan, settings)
+    context = settings.context
+    state = sum(s.n_bytes(context) for group in network.state_specs() for s in group.values())
+    slots = min(settings.expert_cache, plan.n_pairs)
+    slot_bytes = max((stride_of(s[0]) for s in plan.shapes if s is not None), default=0)
+    chunk = min(settings.prompt_chunk, context)
+    lines = (
+        Line("ram", "routed experts", store_bytes(plan.shapes)),
+        Line("ram", f"fast tier ({slots} experts)", slots * slot_bytes),
+        Line("ram", "dense weights", plan.weights.dense_bytes),
+        Line("ram", f"state at {context} tokens of context", state),
+        Line("ram", f"window buffers (up to {settings.spec} tokens)", _windows(network, settings)),
+        Line("ram", f"prompt buffers (chunks of {chunk} tokens)", _frame(network, chunk, 1, False)),
+        Line("ram", "loading peak (one expert)", 2 * slot_bytes),
+        Line("ram", "interpreter and libraries", INTERPRETER_BYTES),
+        Line("disk", "read on demand from the file", plan.weights.on_disk_bytes),
+    )
+    limit = smallest(_limits(settings, probes))
+    return MemoryPlan(lines, {"ram": limit})
+
+
+def _limits(settings: Settings, probes: Probes) -> list[Limit]:
+    limits = ram_limits(probes)
+    if settings.ram_gb:
+        # a figure given by hand replaces what is free now: the question may be about another machine
+        return [Limit(f"--ram-gb {settings.ram_gb:g}", int(settings.ram_gb * GIB))]
+    return limits
+
+
+def _windows(network: Network, settings: Settings) -> int:
+    sizes = {1, settings.spec} if settings.draft == "none" else set(range(1, settings.spec + 1))
+    return sum(_frame(network, n, n, True) for n in sizes)
+
+
+def _frame(network: Network, n_tokens: int, n_head: int, keep_inputs: bool) -> int:
+    layers = network.buffer_layers()
+    total = 0
+    for name, spec in window_buffers(network).items():
+        lead = {"T": n_tokens, "R": n_tokens * max(network.n_active, 1), "H": n_head}[spec.lead]
+        copies = len(layers.get(name, ())) if spec.per_layer and keep_inputs else 1
+        total += spec.n_bytes(lead) * copies
+    return total
+
+
+def _meta_network(plan: CheckpointPlan, settings: Settings) -> Network:
+    kinds = inventory(plan.spec)
+    roles = {w.role: _meta(w, kinds[w.role].kind == "matrix") for w in plan.weights.planned}
+    ops = reference_ops(DTYPES[settings.dtype])
+    return build_network(plan.spec, roles, ops, KV_DTYPES[settings.kv], torch.device("meta"))
+
+
+def _meta(weight: PlannedWeight, is_matrix: bool) -> Weight | torch.Tensor:
+    if not is_matrix:
+        return torch.empty(weight.shape, dtype=torch.float32, device="meta")
+    n_rows, n_cols = weight.shape
+    row_bytes = weight.n_bytes // max(n_rows, 1)
+    data = torch.empty((n_rows, row_bytes), dtype=torch.uint8, device="meta")
+    return Weight(weight.type, n_rows, n_cols, data)
