@@ -236,6 +236,9 @@ def test_other_marks_of_packed_weights(tmp_path: Path) -> None:
     # expectation: MLX's key in config.json; GPTQ's and AWQ's tensor names when the config is silent
     model_folder(tmp_path, BF16_WEIGHT, {"quantization": {"bits": 4, "group_size": 64}})
     assert "MLX" in refused(tmp_path, UnsupportedError)
+    mlx = {"w": Entry("U32", [2], bytes(8))}
+    model_folder(tmp_path, mlx, {"quantization": {"bits": 4, "group_size": 64}})
+    assert "MLX" in refused(tmp_path, UnsupportedError)
     packed = {"l.qweight": Entry("I32", [2], bytes(8)), "l.scales": Entry("F16", [2], bytes(4))}
     model_folder(tmp_path, packed, {})
     assert "'l.qweight'" in refused(tmp_path, UnsupportedError)

@@ -128,6 +128,13 @@ def test_cut_file_names_tensor_and_missing_bytes(tmp_path: Path) -> None:
     assert "64 bytes are missing" in message and "'b'" in message and "2 tensors" in message
 
 
+def test_missing_bytes_count_padding_apart(tmp_path: Path) -> None:
+    # C01 (a): 16 bytes of data are padded to 32; of 64 bytes cut off, 48 were data
+    content = gguf_bytes([], [f32_tensor("a", 16), f32_tensor("b", 4)])
+    message = refused(tmp_path / "cut.gguf", content[:-64])
+    assert "48 bytes are missing (64 with the padding behind it)" in message
+
+
 def test_every_truncation_is_an_error(tmp_path: Path) -> None:
     # expectation: no prefix of a file is a file (its last tensor fills its alignment)
     keys = [("a", "str", "x"), ("b", "array", ("str", ["p", "q"])), ("c", "array", ("u32", [1]))]

@@ -145,6 +145,15 @@ def test_duplicate_name_in_the_header(tmp_path: Path) -> None:
     assert "l.10" not in message
 
 
+def test_second_opinion_of_the_package(tmp_path: Path) -> None:
+    # expectation: half a surrogate pair passes Python's JSON reader; the package refuses it
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(packed(json.dumps(header_for({"\ud800": f32(4)})), bytes(16)))
+    with pytest.raises(FormatError, match="the safetensors package refuses it"):
+        open_checkpoint(path)
+    assert any("\\ud800" in line for line in render(describe(path)))
+
+
 def test_dtypes_we_cannot_load(tmp_path: Path) -> None:
     # C05's kind: listed when inspected, refused with all their names when loaded
     tensors = {

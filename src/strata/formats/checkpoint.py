@@ -62,9 +62,10 @@ class Beside:
 class Checkpoint:
     """An open checkpoint, made by ``open_checkpoint``; closing leaves views handed out alive.
 
-    format: "gguf" or "safetensors". root: its folder. paths: its files in order. tensors: by name,
-    in the files' order. metadata: the GGUF keys of the model's part, or the safetensors headers'
-    free text; stays readable after close. metadata_types: for GGUF keys what they are stored as.
+    format: "gguf" or "safetensors". path: what was asked for. root: its folder. paths: its files in
+    order. size_bytes: of all files. tensors: by name, in the files' order.
+    metadata: the GGUF keys of the model's part, or the safetensors headers' free text; stays
+    readable after close. metadata_types: what each key is stored as.
     config, generation_config: contents of the JSON files, {} when absent and for GGUF.
     tokenizer_files: those of tokenizer.json, tokenizer_config.json and chat_template.jinja that are
     there; {} for GGUF.
@@ -72,16 +73,16 @@ class Checkpoint:
 
     def __init__(
         self,
-        format: Format,
-        root: Path,
+        found: Found,
         files: tuple[MappedFile, ...],
         tensors: Mapping[str, TensorInfo],
         metadata: Mapping[str, MetadataValue],
         metadata_types: Mapping[str, str],
         beside: Beside,
     ) -> None:
-        self.format: Format = format
-        self.root = root
+        self.format: Format = found.format
+        self.path = found.given
+        self.root = found.root
         self.paths = tuple(file.path for file in files)
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(dict(tensors))
         self.metadata: Mapping[str, MetadataValue] = MappingProxyType(dict(metadata))
@@ -97,13 +98,13 @@ class Checkpoint:
         """Where tensor ``name`` lies; InputError when there is none."""
         info = self.tensors.get(name)
         if info is None:
-            raise InputError(f"{self.root} has no tensor {quoted(name)}")
+            raise InputError(f"{self.path} has no tensor {quoted(name)}")
         return info
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The tensor's bytes as they lie in the file: 1-D read-only uint8 view, no copy."""
         if self._closed:
-            raise InputError(f"the checkpoint {self.root} is closed; open it again")
+            raise InputError(f"the checkpoint {self.path} is closed; open it again")
         info = self.info(name)
         if info.n_bytes == 0:
             empty = np.empty(0, np.uint8)
@@ -171,7 +172,7 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return (
-            f"Checkpoint({str(self.root)!r}, {self.format}, {counted(len(self.tensors), 'tensor')})"
+            f"Checkpoint({str(self.path)!r}, {self.format}, {counted(len(self.tensors), 'tensor')})"
         )
 
     def _loadable(self, name: str) -> TensorInfo:
@@ -197,8 +198,8 @@ def open_checkpoint(path: str | Path, *, for_inspection: bool = False) -> Checkp
         checkpoint = _open_safetensors(found, for_inspection)
     if not for_inspection:
         try:
+            check_quantization_claim(checkpoint.path, checkpoint.config, checkpoint.tensors)
             _refuse_unreadable(checkpoint)
-            check_quantization_claim(checkpoint.root, checkpoint.config, checkpoint.tensors)
         except BaseException:
             checkpoint.close()
             raise
@@ -213,10 +214,9 @@ def _open_gguf(found: Found, for_inspection: bool) -> Checkpoint:
         if reason is not None:
             for file in files:
                 file.close()
-            raise UnsupportedError(f"{found.path} is {reason}")
+            raise UnsupportedError(f"{found.given} is {reason}")
     return Checkpoint(
-        "gguf",
-        found.root,
+        found,
         files,
         opened.tensors,
         opened.metadata,
@@ -242,8 +242,7 @@ def _open_safetensors(found: Found, for_inspection: bool) -> Checkpoint:
     opened = open_safetensors_set(found.path, check=not for_inspection)
     files = tuple(part.file for part in opened.parts)
     return Checkpoint(
-        "safetensors",
-        found.root,
+        found,
         files,
         opened.tensors,
         opened.metadata,
@@ -261,7 +260,7 @@ def _refuse_unreadable(checkpoint: Checkpoint) -> None:
     affected = [info for info in checkpoint.tensors.values() if not info.readable]
     if affected:
         raise UnsupportedError(
-            f"{checkpoint.root}: {counted(len(affected), 'tensor')} of a type that cannot be "
+            f"{checkpoint.path}: {counted(len(affected), 'tensor')} of a type that cannot be "
             "loaded: "
             + listed(f"{quoted(info.name)} type {info.type.name}" for info in affected)
             + "; use a file with other tensor types (strata inspect lists them)"

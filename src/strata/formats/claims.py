@@ -26,38 +26,37 @@ _NAMES = {
 
 
 def check_quantization_claim(
-    root: Path, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
+    path: Path, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
 ) -> None:
     """Refuse what we cannot read (UnsupportedError) or the tensors contradict (FormatError)."""
-    claim = _claim(root, config)
+    claim = _claim(path, config)
     if claim is None:
-        _refuse_packed_tensors(root, tensors)
+        _refuse_packed_tensors(path, tensors)
         return
     method = str(claim.get("quant_method", "")).lower()
     if method == "fp8":
-        _check_fp8(root, claim, tensors)
+        _check_fp8(path, claim, tensors)
     elif method == "mxfp4":
-        _check_mxfp4(root, tensors)
+        _check_mxfp4(path, tensors)
     elif method:
         raise UnsupportedError(
-            f"{root}: {_NAMES.get(method, quoted(method))} quantization (quantization_config in "
+            f"{path}: {_NAMES.get(method, quoted(method))} quantization (quantization_config in "
             f"config.json) is not supported: {_reason(tensors)}; {_REMEDY}"
         )
     else:
         raise UnsupportedError(
-            f"{root}: config.json claims a quantization without a quant_method "
-            f"({str(dict(claim))[:120]!r}); "
-            f"{_REMEDY}"
+            f"{path}: config.json claims a quantization without a quant_method "
+            f"({str(dict(claim))[:120]!r}); {_REMEDY}"
         )
 
 
-def _claim(root: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _claim(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The quantization_config of the model or its text part, or None."""
     text = config.get("text_config")
     for holder in (config, text if isinstance(text, dict) else {}):
         claim = holder.get("quantization_config") or holder.get("compression_config")
         if claim and not isinstance(claim, dict):
-            raise FormatError(f"{root}: quantization_config in config.json is not an object")
+            raise FormatError(f"{path}: quantization_config in config.json is not an object")
         if claim:
             return dict(claim)
         if isinstance(holder.get("quantization"), dict):
@@ -84,42 +83,40 @@ def _plain_type(tensors: Mapping[str, TensorInfo]) -> str:
     )
 
 
-def _check_fp8(root: Path, claim: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
+def _check_fp8(path: Path, claim: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
     if claim.get("weight_block_size") != _FP8_BLOCK:
         raise UnsupportedError(
-            f"{root}: FP8 with weight_block_size {claim.get('weight_block_size')!r} is not "
-            "supported, only "
-            f"blocks of 128 x 128; {_REMEDY}"
+            f"{path}: FP8 with weight_block_size {claim.get('weight_block_size')!r} is not "
+            f"supported, only blocks of 128 x 128; {_REMEDY}"
         )
     if not any(t.type.name == "F8_E4M3" for t in tensors.values()):
         raise FormatError(
-            f"{root}: config.json claims FP8 weights, but no tensor is FP8 (they are "
+            f"{path}: config.json claims FP8 weights, but no tensor is FP8 (they are "
             f"{_plain_type(tensors)}); remove quantization_config or download the right weights"
         )
 
 
-def _check_mxfp4(root: Path, tensors: Mapping[str, TensorInfo]) -> None:
+def _check_mxfp4(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
     packed = [n for n, t in tensors.items() if n.endswith("_blocks") and t.type.name == "U8"]
     if not packed:
         raise FormatError(
-            f"{root}: config.json claims MXFP4 weights, but there are no packed *_blocks tensors "
-            "(they "
-            f"are {_plain_type(tensors)}); remove quantization_config or download the right weights"
+            f"{path}: config.json claims MXFP4 weights, but there are no packed *_blocks tensors "
+            f"(they are {_plain_type(tensors)}); remove quantization_config or download the right "
+            "weights"
         )
     lonely = [n for n in packed if n.removesuffix("_blocks") + "_scales" not in tensors]
     if lonely:
         raise FormatError(
-            f"{root}: tensor {quoted(lonely[0])} has no *_scales tensor beside it; "
-            f"download the checkpoint again"
+            f"{path}: tensor {quoted(lonely[0])} has no *_scales tensor beside it; download the "
+            "checkpoint again"
         )
 
 
-def _refuse_packed_tensors(root: Path, tensors: Mapping[str, TensorInfo]) -> None:
+def _refuse_packed_tensors(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
     """AWQ and GPTQ checkpoints whose config does not say so are known by their tensor names."""
     for name in tensors:
         if name.endswith((".qweight", ".qzeros")):
             raise UnsupportedError(
-                f"{root}: tensor {quoted(name)} is packed the AWQ or GPTQ way, which is not "
-                "supported: "
-                f"there is no decoder for it; {_REMEDY}"
+                f"{path}: tensor {quoted(name)} is packed the AWQ or GPTQ way, which is not "
+                f"supported: there is no decoder for it; {_REMEDY}"
             )

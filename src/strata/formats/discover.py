@@ -20,19 +20,23 @@ Format = Literal["gguf", "safetensors"]
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PICKLE_REASON = (
     "is a PyTorch pickle; pickles can run code when opened and are not supported: use the "
-    "safetensors "
-    "or GGUF form"
+    "safetensors or GGUF form"
 )
 _HEAD_BYTES = 64
 
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint: a part of a GGUF set or a safetensors file or index; root is its folder."""
+    """given: what was asked for; path: the GGUF part, safetensors file or index to open."""
 
     format: Format
+    given: Path
     path: Path
-    root: Path
+
+    @property
+    def root(self) -> Path:
+        """The folder of its files."""
+        return self.path.parent
 
 
 def find_checkpoint(path: Path) -> Found:
@@ -56,7 +60,7 @@ def find_checkpoint(path: Path) -> Found:
 
 def _of_file(path: Path) -> Found:
     if path.name.endswith(INDEX_SUFFIX):
-        return Found("safetensors", path, path.parent)
+        return Found("safetensors", path, path)
     with open(path, "rb") as stream:
         head = stream.read(_HEAD_BYTES)
     if head.startswith(b"version https://git-lfs"):
@@ -66,14 +70,14 @@ def _of_file(path: Path) -> Found:
     if head.startswith((b"PK\x03\x04", b"\x80\x02")) or path.suffix in _PICKLES:
         raise UnsupportedError(f"{path} {_PICKLE_REASON}")
     if head.startswith(b"GGUF") or path.suffix == ".gguf":
-        return Found("gguf", path, path.parent)
+        return Found("gguf", path, path)
     if path.name.startswith("adapter_model"):
         raise _lora(path)
     if path.suffix == ".safetensors" or head[8:9] == b"{":
-        return Found("safetensors", _index_with(path) or path, path.parent)
+        return Found("safetensors", path, _index_with(path) or path)
     raise FormatError(
-        f"{path} is neither GGUF nor safetensors: it begins with {head[:8]!r}; "
-        f"give a .gguf file, a .safetensors file or a folder"
+        f"{path} is neither GGUF nor safetensors: it begins with {head[:8]!r}; give a .gguf file, "
+        "a .safetensors file or a folder"
     )
 
 
@@ -105,14 +109,14 @@ def _in_folder(folder: Path) -> Found:
             f"({listed(_sets(folder, tensors) + indexes)}) files; give the path of the one to open"
         )
     if ggufs:
-        return Found("gguf", _only(folder, ggufs), folder)
+        return Found("gguf", folder, _only(folder, ggufs))
     if indexes:
         if len(indexes) > 1:
             raise _several(folder, indexes)
-        return Found("safetensors", folder / indexes[0], folder)
+        return Found("safetensors", folder, folder / indexes[0])
     models = [name for name in tensors if not name.startswith("adapter_model")]
     if models:
-        return Found("safetensors", _only(folder, models), folder)
+        return Found("safetensors", folder, _only(folder, models))
     raise _nothing(folder, names)
 
 
@@ -130,8 +134,8 @@ def _only(folder: Path, names: list[str]) -> Path:
 
 def _several(folder: Path, sets: list[str]) -> FormatError:
     return FormatError(
-        f"{folder} holds {len(sets)} different checkpoints: {listed(sets)}; "
-        f"give the path of the one to open"
+        f"{folder} holds {len(sets)} different checkpoints: {listed(sets)}; give the path of the "
+        "one to open"
     )
 
 

@@ -94,7 +94,7 @@ def read_gguf(file: MappedFile) -> GgufFile:
     cursor.need_items(n_tensors, _MIN_TENSOR_BYTES, "tensors")
     alignment = _alignment(file.path, metadata)
     tensors = _read_tensors(cursor, n_tensors, alignment)
-    _check_data(file, tensors)
+    _check_data(file, tensors, alignment)
     return GgufFile(
         file, version, alignment, MappingProxyType(metadata), MappingProxyType(types), tensors
     )
@@ -117,8 +117,8 @@ class _Cursor:
         left = self.end - self.position
         if n_bytes > left:
             raise self.error(
-                f"{what} needs {n_bytes} bytes but the file has {left} left; "
-                f"it is cut short or damaged, download it again"
+                f"{what} needs {n_bytes} bytes but the file has {left} left; it is cut short or "
+                "damaged, download it again"
             )
 
     def need_items(self, count: int, item_bytes: int, what: str) -> None:
@@ -126,8 +126,7 @@ class _Cursor:
         if count * item_bytes > left:
             raise self.error(
                 f"{count} {what} are declared, at least {count * item_bytes} bytes, but the file "
-                "has "
-                f"{left} left; it is cut short or damaged, download it again"
+                f"has {left} left; it is cut short or damaged, download it again"
             )
 
     def unpack(self, packed: struct.Struct, what: str) -> Any:
@@ -238,8 +237,7 @@ def _read_strings(cursor: _Cursor, count: int, key: str) -> StringArray:
     if positions is None:
         raise cursor.error(
             f"the {count} strings of {quoted(key)} run past the end of the file ({cursor.end} "
-            "bytes); "
-            f"it is cut short or damaged, download it again"
+            "bytes); it is cut short or damaged, download it again"
         )
     cursor.position = positions[-1]
     return StringArray(memoryview(cursor.buffer), positions)
@@ -251,8 +249,7 @@ def _read_nested(cursor: _Cursor, count: int, key: str, depth: int) -> list[Meta
     if depth >= _MAX_ARRAY_DEPTH or cursor.inner_arrays > _MAX_INNER_ARRAYS:
         raise cursor.error(
             f"metadata key {quoted(key)} nests arrays more than {_MAX_ARRAY_DEPTH} deep or more "
-            "than "
-            f"{_MAX_INNER_ARRAYS} in all, which is not credible"
+            f"than {_MAX_INNER_ARRAYS} in all, which is not credible"
         )
     return [_read_array(cursor, key, depth + 1)[0] for _ in range(count)]
 
@@ -302,22 +299,20 @@ def _tensor(path: Path, name: str, shape: tuple[int, ...], type_id: int, offset:
     if n_cols % kind.block_weights:
         raise FormatError(
             f"{path}: tensor {quoted(name)} is {kind.name} with rows of {n_cols}, not a multiple "
-            "of "
-            f"its block of {kind.block_weights}; the file is damaged"
+            f"of its block of {kind.block_weights}; the file is damaged"
         )
     n_bytes = kind.row_bytes(n_cols) * math.prod(shape[:-1])
     return TensorInfo(name, shape, kind, path, offset, n_bytes)
 
 
-def _check_data(file: MappedFile, tensors: tuple[TensorInfo, ...]) -> None:
+def _check_data(file: MappedFile, tensors: tuple[TensorInfo, ...], alignment: int) -> None:
     """Every tensor of known size lies inside the file, and no two share bytes."""
     placed = sorted((t for t in tensors if t.n_bytes), key=lambda t: (t.offset, t.n_bytes))
-    check_inside(file.path, file.size, placed)
+    check_inside(file.path, file.size, placed, alignment)
     for before, tensor in zip(placed, placed[1:], strict=False):
         if tensor.offset < before.offset + before.n_bytes:
             raise FormatError(
                 f"{file.path}: tensors {quoted(before.name)} (bytes {before.offset} to "
                 f"{before.offset + before.n_bytes}) and {quoted(tensor.name)} (from "
-                f"{tensor.offset}) "
-                f"overlap; the file is damaged"
+                f"{tensor.offset}) overlap; the file is damaged"
             )

@@ -75,20 +75,18 @@ def _check_split_keys(parts: list[GgufFile]) -> None:
             if count is not None and count > 1:
                 raise FormatError(
                     f"{part.path} says it is part {(number or 0) + 1} of {count}, but its name "
-                    "does not "
-                    f"say so; name all parts <name>-00001-of-{count:05d}.gguf and so on"
+                    f"does not say so; name all parts <name>-00001-of-{count:05d}.gguf and so on"
                 )
         elif count is None or number is None:
             raise FormatError(
                 f"{part.path} is named as part {i + 1} of {n_parts} but has no split.count and "
-                "split.no; "
-                f"it is not a part of this set"
+                "split.no; it is not a part of this set"
             )
         elif (number, count) != (i, n_parts):
             raise FormatError(
                 f"{part.path} is named as part {i + 1} of {n_parts} but says it is part "
-                f"{number + 1} of "
-                f"{count}; a part of another set lies under this name, download it again"
+                f"{number + 1} of {count}; a part of another set lies under this name, download it "
+                "again"
             )
 
 
@@ -102,15 +100,14 @@ def _check_tensor_count(parts: list[GgufFile], n_tensors: int) -> None:
         if n != expected:
             raise FormatError(
                 f"{part.path} belongs to a set of {n} tensors but {first.path} to one of "
-                f"{expected}; "
-                f"the parts come from different sets, download them again"
+                f"{expected}; the parts come from different sets, download them again"
             )
     if n_tensors != expected:
         has = ", ".join(f"{part.path.name} has {len(part.tensors)}" for part in parts)
         raise FormatError(
             f"the parts of {set_name(first.path)} in {first.path.parent} should hold {expected} "
-            "tensors "
-            f"but hold {n_tensors} ({has}); a part comes from another set, download it again"
+            f"tensors but hold {n_tensors} ({has}); a part comes from another set, download it "
+            "again"
         )
 
 
@@ -135,7 +132,7 @@ def _merge(parts: list[GgufFile]) -> dict[str, TensorInfo]:
             if other is not None:
                 raise FormatError(
                     f"tensor {quoted(tensor.name)} is in two parts, {other.path} and {part.path}; "
-                    f"the parts do not belong together, download them again"
+                    "the parts do not belong together, download them again"
                 )
             tensors[tensor.name] = tensor
     return tensors

@@ -86,13 +86,13 @@ def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
     data_start = _LENGTH.size + n_bytes
     if n_bytes > _MAX_HEADER_BYTES:
         raise FormatError(
-            f"{file.path} is not a safetensors file: it declares a header of {n_bytes} bytes "
-            f"(the format allows {_MAX_HEADER_BYTES})"
+            f"{file.path} is not a safetensors file: it declares a header of {n_bytes} bytes (the "
+            f"format allows {_MAX_HEADER_BYTES})"
         )
     if data_start > file.size:
         raise FormatError(
-            f"{file.path} is cut short: its header needs {n_bytes} bytes, "
-            f"{data_start - file.size} of them are missing; download it again"
+            f"{file.path} is cut short: its header needs {n_bytes} bytes, {data_start - file.size} "
+            "of them are missing; download it again"
         )
     raw = file.buffer[_LENGTH.size : data_start]
     if not raw.startswith(b"{"):
@@ -139,8 +139,8 @@ def _tensor(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
     n_elements = math.prod(shape)
     if n_elements % kind.block_weights or end - begin != kind.row_bytes(n_elements):
         raise FormatError(
-            f"{where} is {dtype} of shape {list(shape)} but occupies {end - begin} bytes; "
-            f"the header contradicts itself, download it again"
+            f"{where} is {dtype} of shape {list(shape)} but occupies {end - begin} bytes; the "
+            "header contradicts itself, download it again"
         )
     return TensorInfo(name, shape, kind, path, data_start + begin, end - begin)
 
@@ -161,13 +161,12 @@ def _check_data(file: MappedFile, tensors: list[TensorInfo], data_start: int) ->
             fault = "overlaps" if tensor.offset < end else "leaves a gap after"
             raise FormatError(
                 f"{file.path}: the data of tensor {quoted(tensor.name)} (from byte "
-                f"{tensor.offset}) {fault} "
-                f"{before} (to byte {end}); the header is damaged, download it again"
+                f"{tensor.offset}) {fault} {before} (to byte {end}); the header is damaged, "
+                "download it again"
             )
         end, before = tensor.offset + tensor.n_bytes, quoted(tensor.name)
     if end != file.size:
         raise FormatError(
             f"{file.path} has {file.size - end} bytes after its last tensor that belong to "
-            "nothing; "
-            f"the file is damaged, download it again"
+            "nothing; the file is damaged, download it again"
         )

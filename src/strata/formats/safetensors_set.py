@@ -41,8 +41,7 @@ def read_index(path: Path) -> dict[str, str]:
         if not _is_file_name(name):
             raise FormatError(
                 f"{path}: tensor {quoted(tensor)} is said to be in {quoted(str(name))}, which is "
-                "no file "
-                f"name; the index is damaged"
+                "no file name; the index is damaged"
             )
     return weight_map
 
@@ -94,8 +93,7 @@ def _merge(parts: list[SafetensorsFile]) -> dict[str, TensorInfo]:
             if other is not None:
                 raise FormatError(
                     f"tensor {quoted(tensor.name)} is in two files, {other.path} and "
-                    f"{tensor.path}; "
-                    f"the files do not belong together, download them again"
+                    f"{tensor.path}; the files do not belong together, download them again"
                 )
             tensors[tensor.name] = tensor
     return tensors
@@ -110,6 +108,6 @@ def _check_index(path: Path, weight_map: dict[str, str], tensors: dict[str, Tens
     if astray:
         raise FormatError(
             f"{path} lists {len(astray)} tensors that are not in the file it names: "
-            f"{listed(astray)}; "
-            f"a file comes from another checkpoint or is an older version, download the set again"
+            f"{listed(astray)}; a file comes from another checkpoint or is an older version, "
+            "download the set again"
         )

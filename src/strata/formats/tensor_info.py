@@ -56,16 +56,22 @@ def shape_is_credible(shape: tuple[int, ...]) -> bool:
     return math.prod(max(axis, 1) for axis in shape) <= _MAX_ELEMENTS
 
 
-def check_inside(path: Path, size_bytes: int, tensors: Sequence[TensorInfo]) -> None:
-    """Every tensor (sorted by offset) ends inside its file; FormatError names the first outside."""
+def check_inside(
+    path: Path, size_bytes: int, tensors: Sequence[TensorInfo], alignment: int = 1
+) -> None:
+    """Every tensor (sorted by offset) ends inside its file; FormatError names the first outside.
+
+    alignment: what a whole file's end is padded to, for the count of missing bytes.
+    """
     past = [t for t in tensors if t.offset + t.n_bytes > size_bytes]
     if not past:
         return
     first = past[0]
-    missing = max(t.offset + t.n_bytes for t in past) - size_bytes
+    end = max(t.offset + t.n_bytes for t in past)
+    missing, padding = end - size_bytes, -end % alignment
+    padded = f" ({missing + padding} with the padding behind it)" if padding else ""
     raise FormatError(
-        f"{path} is cut short: {missing} bytes are missing; tensor {quoted(first.name)} is the "
-        "first that "
-        f"runs past the end (bytes {first.offset} to {first.offset + first.n_bytes} of a file of "
-        f"{size_bytes}; {counted(len(past), 'tensor')} affected); download it again"
+        f"{path} is cut short: {missing} bytes are missing{padded}; tensor {quoted(first.name)} is "
+        f"the first that runs past the end (bytes {first.offset} to {first.offset + first.n_bytes} "
+        f"of a file of {size_bytes}; {counted(len(past), 'tensor')} affected); download it again"
     )
