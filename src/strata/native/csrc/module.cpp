@@ -1,7 +1,215 @@
+// The extension module: addresses and sizes in, checked by the Python face; every call that works or
+// waits gives up the interpreter lock.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <stdexcept>
+#include <tuple>
+
+#include "backend.h"
+#include "cpu.h"
+#include "pool.h"
+#include "tables.h"
+#include "work.h"
 
 namespace nb = nanobind;
+using namespace strata;
+
+namespace {
+
+using Address = uintptr_t;
+
+template <class T>
+T* at(Address address) { return reinterpret_cast<T*>(address); }
+
+const Backend& backend_of(const std::string& isa) {
+    for (const Backend* b : {portable_backend(), avx2_backend(), avx512_backend()})
+        if (b && isa == b->name) return *b;
+    throw std::invalid_argument("no kernels for instruction set " + isa + " in this build");
+}
+
+std::vector<std::string> built_isas() {
+    std::vector<std::string> names;
+    for (const Backend* b : {portable_backend(), avx2_backend(), avx512_backend()})
+        if (b) names.emplace_back(b->name);
+    return names;
+}
+
+Type type_of(const std::string& name) {
+    for (int i = 0; i < static_cast<int>(Type::count); i++)
+        if (name == TYPE_INFO[i].name) return static_cast<Type>(i);
+    throw std::invalid_argument("no row kernels for weight type " + name);
+}
+
+std::vector<std::tuple<std::string, int, int, int, bool>> type_table() {
+    std::vector<std::tuple<std::string, int, int, int, bool>> rows;
+    for (const TypeInfo& t : TYPE_INFO)
+        rows.emplace_back(t.name, t.block_weights, t.block_bytes, t.groups ? 32 / t.groups : 0, t.has_min);
+    return rows;
+}
+
+void dequantize(const std::string& isa, const std::string& type_name, Address raw, int64_t n_rows,
+                int n_cols, Address out) {
+    const Backend& backend = backend_of(isa);
+    const Type type = type_of(type_name);
+    const nb::gil_scoped_release release;
+    Scratch scratch;
+    uint8_t* memory = scratch.get(backend.scratch_bytes(type, n_cols, 1));
+    for (int64_t r = 0; r < n_rows; r++)
+        backend.dequantize(type, at<uint8_t>(raw) + info(type).row_bytes(n_cols) * r, n_cols,
+                           at<float>(out) + n_cols * r, memory);
+}
+
+// x [T, K] -> q int8 [T, K], scale f32 [T, K / 32], half sums int32 [T, K / 16]
+void quantize(const std::string& isa, Address x, int64_t n_rows, int n_cols, Address q, Address scale,
+              Address half) {
+    const Backend& backend = backend_of(isa);
+    const nb::gil_scoped_release release;
+    const int L = n_steps(n_cols), n_blocks = n_cols / 32;
+    Scratch scratch;
+    void* memory = scratch.get(QuantizedRow::bytes(L));
+    const QuantizedRow row(memory, L);
+    for (int64_t r = 0; r < n_rows; r++) {
+        backend.quantize(at<float>(x) + n_cols * r, n_cols, memory);
+        for (int b = 0; b < n_blocks; b++) {
+            const int s = b / L, j = b % L;
+            for (int i = 0; i < 32; i++)
+                at<int8_t>(q)[n_cols * r + 32 * b + i] = row.q[j * STEP_BYTES + i / 4 * 32 + 4 * s + i % 4];
+            at<float>(scale)[n_blocks * r + b] = row.scale[LANES * j + s];
+            for (int h = 0; h < 2; h++)
+                at<int32_t>(half)[2 * (n_blocks * r + b) + h] = row.half[(2 * j + h) * LANES + s];
+        }
+    }
+}
+
+// A pool with the kernels of one instruction set.
+class PoolFace {
+  public:
+    PoolFace(const std::string& isa, int workers, std::vector<int> cpus, int spin_us, int max_spinners)
+        : backend_(backend_of(isa)),
+          pool_(std::make_unique<Pool>(workers, std::move(cpus), spin_us, max_spinners)) {}
+    ~PoolFace() {
+        // in a forked child the workers do not exist, and the locks they held can never be given back
+        if (!pool_->in_own_process()) pool_.release();
+    }
+
+    void linear(const std::string& type, Address rows, int n_rows, int n_cols, float scale, Address x,
+                int n_tokens, Address out) {
+        const Type t = type_of(type);
+        const nb::gil_scoped_release release;
+        // below this many bytes of weights, handing over costs more than it saves
+        constexpr int64_t ALONE_BYTES = 24 << 10;
+        LinearWork work(backend_, pool_->workers(), t, at<uint8_t>(rows), n_rows, n_cols, scale,
+                        at<float>(x), n_tokens, at<float>(out));
+        if (work.cost() <= ALONE_BYTES) pool_->run_alone(work);
+        else pool_->run(work);
+    }
+
+    uint64_t submit_experts(const ExpertLayout& layout, Address x, int64_t x_stride, int n_groups,
+                            Address address, Address start, int n_entries, Address row, Address token,
+                            Address out, int64_t out_stride, bool late) {
+        const nb::gil_scoped_release release;
+        const ExpertBatch batch{at<float>(x),        x_stride,           n_groups,
+                                n_entries,           at<int64_t>(address), at<int32_t>(start),
+                                at<int32_t>(row),    at<int32_t>(token), at<float>(out),
+                                out_stride};
+        auto work = std::make_unique<ExpertWork>(backend_, pool_->workers(), layout, batch);
+        return pool_->submit(std::move(work), late ? Urgency::late : Urgency::on_time);
+    }
+
+    void attention(const AttentionArgs& args) {
+        const nb::gil_scoped_release release;
+        AttentionWork work(backend_, pool_->workers(), args);
+        pool_->run(work);
+    }
+
+    void gdn(const GdnArgs& args) {
+        const nb::gil_scoped_release release;
+        GdnWork work(backend_, args);
+        pool_->run(work);
+    }
+
+    void wait(uint64_t ticket) {
+        const nb::gil_scoped_release release;
+        pool_->wait(ticket);
+    }
+
+    bool done(uint64_t ticket) const { return pool_->done(ticket); }
+
+    void close() {
+        const nb::gil_scoped_release release;
+        pool_->close();
+    }
+
+    nb::dict counters() const {
+        const Counters& c = pool_->counters;
+        nb::dict d;
+        d["quantize_ns"] = c.quantize_ns.load();
+        d["compute_ns"] = c.compute_ns.load();
+        d["wait_ns"] = c.wait_ns.load();
+        d["works"] = c.works.load();
+        d["tasks"] = c.tasks.load();
+        d["sleeps"] = c.sleeps.load();
+        return d;
+    }
+
+  private:
+    const Backend& backend_;
+    std::unique_ptr<Pool> pool_;
+};
+
+ExpertLayout make_layout(int d_model, int d_expert, const std::string& gate, const std::string& up,
+                         const std::string& down, const std::vector<int64_t>& offsets, bool swiglu_oai,
+                         float limit) {
+    if (offsets.size() != 7) throw std::invalid_argument("an expert layout has seven offsets");
+    return {d_model,    d_expert,   type_of(gate), type_of(up), type_of(down), offsets[0], offsets[1],
+            offsets[2], offsets[3], offsets[4],    offsets[5],  offsets[6],    swiglu_oai, limit};
+}
+
+AttentionArgs make_attention(Address q, Address k, Address v, int kind,
+                             const std::vector<int64_t>& strides, const std::vector<int>& sizes, int64_t start, float scale,
+                             int64_t window_tokens, Address sinks, Address selected, Address out) {
+    return {at<float>(q), at<void>(k), at<void>(v), static_cast<FloatKind>(kind),
+            strides.at(0), strides.at(1), strides.at(2), strides.at(3), sizes.at(0), sizes.at(1), sizes.at(2), sizes.at(3), sizes.at(4), start, scale, window_tokens,
+            at<float>(sinks), at<uint8_t>(selected), at<float>(out)};
+}
+
+GdnArgs make_gdn(Address q, Address k, Address v, Address keep, Address beta, Address key_head,
+                 Address state_in, Address state_out, Address out, const std::vector<int>& sizes) {
+    return {at<float>(q), at<float>(k), at<float>(v), at<float>(keep), at<float>(beta),
+            at<int32_t>(key_head), at<float>(state_in), at<float>(state_out), at<float>(out),
+            sizes.at(0), sizes.at(1), sizes.at(2), sizes.at(3), sizes.at(4)};
+}
+
+}  // namespace
 
 NB_MODULE(_native, m) {
-    m.doc() = "Row kernels and CPU pool; see strata.native for the typed face.";
+    m.doc() = "Row kernels and CPU pool; strata.native is the typed face.";
+    m.def("cpu_flags", &cpu_flags);
+    m.def("built_isas", &built_isas);
+    m.def("type_table", &type_table, "(name, block_weights, block_bytes, group, has_min) of every type");
+    m.def("set_grid", [](const std::string& name, Address points, int64_t n_bytes) {
+        return set_grid(name.c_str(), at<int8_t>(points), n_bytes);
+    });
+    m.def("dequantize", &dequantize);
+    m.def("quantize", &quantize);
+    nb::class_<ExpertLayout>(m, "ExpertLayout");
+    m.def("expert_layout", &make_layout);
+    nb::class_<AttentionArgs>(m, "AttentionArgs");
+    m.def("attention_args", &make_attention);
+    nb::class_<GdnArgs>(m, "GdnArgs");
+    m.def("gdn_args", &make_gdn);
+    nb::class_<PoolFace>(m, "Pool")
+        .def(nb::init<const std::string&, int, std::vector<int>, int, int>())
+        .def("linear", &PoolFace::linear)
+        .def("submit_experts", &PoolFace::submit_experts)
+        .def("attention", &PoolFace::attention)
+        .def("gdn", &PoolFace::gdn)
+        .def("wait", &PoolFace::wait)
+        .def("done", &PoolFace::done)
+        .def("counters", &PoolFace::counters)
+        .def("close", &PoolFace::close);
 }

@@ -1,0 +1,89 @@
+"""Types of the extension module; addresses are plain ints, sizes are checked by the Python face."""
+
+from collections.abc import Sequence
+
+class ExpertLayout: ...
+class AttentionArgs: ...
+class GdnArgs: ...
+
+class Pool:
+    def __init__(
+        self, isa: str, workers: int, cpus: Sequence[int], spin_us: int, max_spinners: int
+    ) -> None: ...
+    def linear(
+        self,
+        type: str,
+        rows: int,
+        n_rows: int,
+        n_cols: int,
+        scale: float,
+        x: int,
+        n_tokens: int,
+        out: int,
+    ) -> None: ...
+    def submit_experts(
+        self,
+        layout: ExpertLayout,
+        x: int,
+        x_stride: int,
+        n_groups: int,
+        address: int,
+        start: int,
+        n_entries: int,
+        row: int,
+        token: int,
+        out: int,
+        out_stride: int,
+        late: bool,
+    ) -> int: ...
+    def attention(self, args: AttentionArgs) -> None: ...
+    def gdn(self, args: GdnArgs) -> None: ...
+    def wait(self, ticket: int) -> None: ...
+    def done(self, ticket: int) -> bool: ...
+    def counters(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
+
+def cpu_flags() -> list[str]: ...
+def built_isas() -> list[str]: ...
+def type_table() -> list[tuple[str, int, int, int, bool]]: ...
+def set_grid(name: str, points: int, n_bytes: int) -> bool: ...
+def dequantize(isa: str, type: str, raw: int, n_rows: int, n_cols: int, out: int) -> None: ...
+def quantize(
+    isa: str, x: int, n_rows: int, n_cols: int, q: int, scale: int, half: int
+) -> None: ...
+def expert_layout(
+    d_model: int,
+    d_expert: int,
+    gate_type: str,
+    up_type: str,
+    down_type: str,
+    offsets: Sequence[int],
+    swiglu_oai: bool,
+    limit: float,
+) -> ExpertLayout: ...
+def attention_args(
+    q: int,
+    k: int,
+    v: int,
+    kind: int,
+    strides: Sequence[int],
+    sizes: Sequence[int],
+    start: int,
+    scale: float,
+    window_tokens: int,
+    sinks: int,
+    selected: int,
+    out: int,
+) -> AttentionArgs: ...
+def gdn_args(
+    q: int,
+    k: int,
+    v: int,
+    keep: int,
+    beta: int,
+    key_head: int,
+    state_in: int,
+    state_out: int,
+    out: int,
+    sizes: Sequence[int],
+) -> GdnArgs: ...

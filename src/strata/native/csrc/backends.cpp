@@ -1,0 +1,11 @@
+// Getters of the backends that this build does not have.
+#include "backend.h"
+
+namespace strata {
+
+#if !defined(STRATA_HAS_X86)
+const Backend* avx2_backend() { return nullptr; }
+const Backend* avx512_backend() { return nullptr; }
+#endif
+
+}  // namespace strata

@@ -1,0 +1,331 @@
+#include "pool.h"
+
+#include <cfenv>
+#include <chrono>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
+#endif
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+namespace strata {
+
+namespace {
+
+using Time = std::chrono::steady_clock;
+
+int64_t ns_since(Time::time_point start) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(Time::now() - start).count();
+}
+
+int64_t process_id() {
+#if defined(__unix__) || defined(__APPLE__)
+    return static_cast<int64_t>(getpid());
+#else
+    return 0;
+#endif
+}
+
+inline void pause_cpu() {
+#if defined(__x86_64__) || defined(__i386__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("isb" ::: "memory");
+#else
+    std::this_thread::yield();
+#endif
+}
+
+void pin_to(int cpu) {
+#if defined(__linux__)
+    cpu_set_t* set = CPU_ALLOC(cpu + 1);
+    if (!set) return;
+    CPU_ZERO_S(CPU_ALLOC_SIZE(cpu + 1), set);
+    CPU_SET_S(cpu, CPU_ALLOC_SIZE(cpu + 1), set);
+    // a CPU that went away since the plan was made costs speed, not correctness
+    pthread_setaffinity_np(pthread_self(), CPU_ALLOC_SIZE(cpu + 1), set);
+    CPU_FREE(set);
+#else
+    (void)cpu;
+#endif
+}
+
+// Default rounding and denormals kept, whatever the calling thread has set.
+class FloatRules {
+  public:
+    FloatRules() {
+        std::fegetenv(&saved_);
+        std::fesetenv(FE_DFL_ENV);
+    }
+    ~FloatRules() { std::fesetenv(&saved_); }
+
+  private:
+    std::fenv_t saved_;
+};
+
+constexpr uint64_t NEXT_MASK = (1u << 20) - 1;
+constexpr uint64_t MAX_TASKS = NEXT_MASK;
+
+uint64_t next_of(uint64_t state) { return state & NEXT_MASK; }
+uint64_t tasks_of(uint64_t state) { return state >> 20 & NEXT_MASK; }
+
+Scratch& thread_scratch() {
+    thread_local Scratch scratch;
+    return scratch;
+}
+
+// Spins until ready() or the time is over; true when ready.
+template <class Ready>
+bool spin_until(int spin_us, Ready ready) {
+    const auto start = Time::now();
+    for (;;) {
+        for (int i = 0; i < 32; i++) {
+            if (ready()) return true;
+            pause_cpu();
+        }
+        if (ns_since(start) >= spin_us * 1000ll) return false;
+    }
+}
+
+}  // namespace
+
+Scratch::~Scratch() { std::free(memory_); }
+
+uint8_t* Scratch::get(size_t n_bytes) {
+    if (n_bytes > size_) {
+        const size_t size = (n_bytes + n_bytes / 4 + 4095) / 4096 * 4096;
+        std::free(memory_);
+        memory_ = static_cast<uint8_t*>(std::aligned_alloc(64, size));
+        size_ = memory_ ? size : 0;
+        if (!memory_) throw std::bad_alloc();
+    }
+    return memory_;
+}
+
+Pool::Pool(int workers, std::vector<int> cpus, int spin_us, int max_spinners)
+    : workers_(workers), spin_us_(spin_us), max_spinners_(max_spinners), process_(process_id()) {
+    for (auto& mask : active_) mask.store(0);
+    threads_.reserve(workers - 1);
+    for (int i = 1; i < workers; i++) {
+        const int cpu = cpus.empty() ? -1 : cpus[i % cpus.size()];
+        threads_.emplace_back([this, i, cpu] {
+            if (cpu >= 0) pin_to(cpu);
+            worker_main(i);
+        });
+    }
+}
+
+Pool::~Pool() { close(); }
+
+bool Pool::in_own_process() const { return process_id() == process_; }
+
+void Pool::check_usable() const {
+    if (!in_own_process())
+        throw std::runtime_error(
+            "this CPU pool was made before the process forked and its workers stayed in the parent; "
+            "make a new CpuPool in the child");
+    if (stop_.load()) throw std::runtime_error("this CPU pool is closed; make a new CpuPool");
+}
+
+void Pool::close() {
+    if (!in_own_process() || stop_.load()) return;
+    for (auto& slot : slots_)
+        try {
+            if (slot.ticket.load()) wait(slot.ticket.load());
+        } catch (const std::exception&) {
+            // nobody is left to hear of it
+        }
+    {
+        const std::lock_guard<std::mutex> lock(sleep_mutex_);
+        stop_.store(true);
+    }
+    sleep_.notify_all();
+    for (auto& thread : threads_) thread.join();
+    threads_.clear();
+}
+
+uint64_t Pool::start(Work& work, std::unique_ptr<Work> owned, Urgency urgency) {
+    for (int p = 0; p < work.n_phases(); p++)
+        if (static_cast<uint64_t>(work.n_tasks(p)) > MAX_TASKS)
+            throw std::runtime_error("a piece of work has over a million tasks; give it in parts");
+    for (;;) {
+        {
+            const std::lock_guard<std::mutex> lock(start_mutex_);
+            for (int i = 0; i < SLOTS; i++) {
+                Slot& slot = slots_[i];
+                if (slot.finished.load() != slot.ticket.load()) continue;
+                const uint64_t ticket = next_ticket_.fetch_add(1) * SLOTS + i;
+                slot.work = &work;
+                slot.owned = std::move(owned);
+                slot.urgency = urgency;
+                slot.ticket.store(ticket);
+                active_[static_cast<int>(urgency)].fetch_or(1ull << i);
+                counters.works.fetch_add(1, std::memory_order_relaxed);
+                begin_phase(slot, 0);
+                return ticket;
+            }
+        }
+        // every slot is taken: help until one is free
+        if (!run_any()) std::this_thread::yield();
+    }
+}
+
+uint64_t Pool::submit(std::unique_ptr<Work> work, Urgency urgency) {
+    check_usable();
+    const FloatRules rules;
+    Work& reference = *work;
+    return start(reference, std::move(work), urgency);
+}
+
+void Pool::begin_phase(Slot& slot, int phase) {
+    Work& work = *slot.work;
+    while (phase < work.n_phases() && work.n_tasks(phase) == 0) phase++;
+    if (phase == work.n_phases()) {
+        finish(slot);
+        return;
+    }
+    const uint64_t n = static_cast<uint64_t>(work.n_tasks(phase));
+    slot.phase = phase;
+    slot.left.store(static_cast<uint32_t>(n), std::memory_order_relaxed);
+    const uint64_t sequence = (slot.state.load(std::memory_order_relaxed) >> 40) + 1;
+    slot.state.store(sequence << 40 | n << 20);
+    wake();
+}
+
+void Pool::finish(Slot& slot) {
+    const uint64_t bit = 1ull << (&slot - slots_);
+    active_[static_cast<int>(slot.urgency)].fetch_and(~bit);
+    slot.owned.reset();
+    slot.finished.store(slot.ticket.load());
+    wake();
+}
+
+bool Pool::claimable(const Slot& slot) const {
+    const uint64_t state = slot.state.load();
+    return next_of(state) < tasks_of(state);
+}
+
+bool Pool::run_task(Slot& slot) {
+    uint64_t state = slot.state.load(std::memory_order_acquire);
+    do {
+        if (next_of(state) >= tasks_of(state)) return false;
+    } while (!slot.state.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel));
+    // a claimed task keeps its work and phase in place until it is counted as done
+    Work& work = *slot.work;
+    const int phase = slot.phase;
+    const auto start = Time::now();
+    try {
+        work.run(phase, static_cast<int>(next_of(state)), thread_scratch());
+    } catch (const std::exception& error) {
+        const std::lock_guard<std::mutex> lock(error_mutex_);
+        errors_.emplace(slot.ticket.load(), error.what());
+        any_error_.store(true);
+    }
+    auto& clock = work.clock(phase) == Clock::quantize ? counters.quantize_ns : counters.compute_ns;
+    clock.fetch_add(ns_since(start), std::memory_order_relaxed);
+    counters.tasks.fetch_add(1, std::memory_order_relaxed);
+    if (slot.left.fetch_sub(1, std::memory_order_acq_rel) == 1) begin_phase(slot, phase + 1);
+    return true;
+}
+
+Pool::Slot* Pool::most_urgent() {
+    for (auto& mask : active_) {
+        Slot* first = nullptr;
+        for (uint64_t bits = mask.load(); bits; bits &= bits - 1) {
+            Slot& slot = slots_[__builtin_ctzll(bits)];
+            if (claimable(slot) && (!first || slot.ticket.load() < first->ticket.load())) first = &slot;
+        }
+        if (first) return first;
+    }
+    return nullptr;
+}
+
+bool Pool::run_any() {
+    Slot* slot = most_urgent();
+    return slot && run_task(*slot);
+}
+
+template <class Ready>
+void Pool::sleep_until(Ready ready) {
+    std::unique_lock<std::mutex> lock(sleep_mutex_);
+    // before the last look, so that whoever makes it ready after that look sees a sleeper to wake
+    sleepers_.fetch_add(1);
+    if (!ready()) {
+        counters.sleeps.fetch_add(1, std::memory_order_relaxed);
+        sleep_.wait(lock, ready);
+    }
+    sleepers_.fetch_sub(1);
+}
+
+void Pool::wake() {
+    if (sleepers_.load() == 0) return;
+    { const std::lock_guard<std::mutex> lock(sleep_mutex_); }
+    sleep_.notify_all();
+}
+
+void Pool::worker_main(int index) {
+    const FloatRules rules;
+    const auto ready = [this] { return stop_.load() || most_urgent(); };
+    while (!stop_.load()) {
+        if (run_any()) continue;
+        if (index < max_spinners_ && spin_until(spin_us_, ready)) continue;
+        sleep_until(ready);
+    }
+}
+
+bool Pool::done(uint64_t ticket) const {
+    return slots_[ticket % SLOTS].finished.load() >= ticket;
+}
+
+void Pool::wait(uint64_t ticket) {
+    check_usable();
+    if (ticket / SLOTS == 0 || ticket / SLOTS >= next_ticket_.load())
+        throw std::invalid_argument("ticket " + std::to_string(ticket) + " was never given out by this pool");
+    const FloatRules rules;
+    Slot& slot = slots_[ticket % SLOTS];
+    const auto mine = [&] { return slot.ticket.load() == ticket && claimable(slot); };
+    const auto ready = [&] { return done(ticket) || mine(); };
+    while (!done(ticket)) {
+        if (slot.ticket.load() == ticket && run_task(slot)) continue;
+        const auto start = Time::now();
+        if (!spin_until(max_spinners_ > 0 ? spin_us_ : 0, ready)) sleep_until(ready);
+        counters.wait_ns.fetch_add(ns_since(start), std::memory_order_relaxed);
+    }
+    if (!any_error_.load()) return;
+    const std::lock_guard<std::mutex> lock(error_mutex_);
+    const auto found = errors_.find(ticket);
+    if (found == errors_.end()) return;
+    const std::string message = found->second;
+    errors_.erase(found);
+    throw std::runtime_error(message);
+}
+
+void Pool::run(Work& work) {
+    check_usable();
+    const FloatRules rules;
+    wait(start(work, nullptr, Urgency::now));
+}
+
+void Pool::run_alone(Work& work) {
+    check_usable();
+    const FloatRules rules;
+    for (int phase = 0; phase < work.n_phases(); phase++) {
+        const auto start = Time::now();
+        for (int task = 0; task < work.n_tasks(phase); task++) work.run(phase, task, thread_scratch());
+        auto& clock = work.clock(phase) == Clock::quantize ? counters.quantize_ns : counters.compute_ns;
+        clock.fetch_add(ns_since(start), std::memory_order_relaxed);
+        counters.tasks.fetch_add(work.n_tasks(phase), std::memory_order_relaxed);
+    }
+    counters.works.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace strata

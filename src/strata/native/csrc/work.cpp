@@ -1,0 +1,236 @@
+#include "work.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace strata {
+
+namespace {
+
+// Rows of one task: whole cache lines of output, enough tasks for everyone, none too long to balance.
+int rows_per_task(int n_rows, size_t row_bytes, int n_groups, int workers) {
+    constexpr int LINE = 16;
+    constexpr size_t MOST_BYTES = 128 << 10;
+    const int tasks = std::max(1, 4 * workers / std::max(1, n_groups));
+    const size_t by_share = (n_rows + tasks - 1) / tasks;
+    const size_t by_bytes = MOST_BYTES / std::max<size_t>(1, row_bytes);
+    const size_t rows = std::max<size_t>(1, std::min(by_share, by_bytes));
+    return static_cast<int>((rows + LINE - 1) / LINE * LINE);
+}
+
+int pieces(int n, int size) { return (n + size - 1) / size; }
+
+}  // namespace
+
+void Buffer::Free::operator()(uint8_t* p) const { std::free(p); }
+
+Buffer::Buffer(size_t n_bytes) {
+    if (!n_bytes) return;
+    memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, (n_bytes + 63) / 64 * 64)));
+    if (!memory_) throw std::bad_alloc();
+}
+
+Activations::Activations(const Backend& backend, Type type, const float* x, int64_t stride, int n_rows,
+                         int n_cols, const int32_t* index, bool copy)
+    : backend_(backend),
+      quantized_(info(type).quantized()),
+      in_place_(!copy && !quantized_ && padded_32(n_cols) == n_cols),
+      x_(x),
+      index_(index),
+      stride_(stride),
+      n_rows_(n_rows),
+      n_cols_(n_cols),
+      row_bytes_(quantized_ ? QuantizedRow::bytes(n_steps(n_cols))
+                            : (sizeof(float) * padded_32(n_cols) + 63) / 64 * 64),
+      memory_(in_place_ ? 0 : row_bytes_ * n_rows) {}
+
+const void* Activations::row(int r) const {
+    if (in_place_) return x_ + stride_ * r;
+    return const_cast<Buffer&>(memory_).data() + row_bytes_ * r;
+}
+
+void Activations::prepare(int first, int count) {
+    for (int r = first; r < std::min(first + count, n_rows_) && !in_place_; r++) {
+        uint8_t* to = memory_.data() + row_bytes_ * r;
+        const float* from = x_ + stride_ * (index_ ? index_[r] : r);
+        if (quantized_) {
+            backend_.quantize(from, n_cols_, to);
+            continue;
+        }
+        std::memcpy(to, from, sizeof(float) * n_cols_);
+        std::memset(to + sizeof(float) * n_cols_, 0, sizeof(float) * (padded_32(n_cols_) - n_cols_));
+    }
+}
+
+LinearWork::LinearWork(const Backend& backend, int workers, Type type, const uint8_t* rows, int n_rows,
+                       int n_cols, float scale, const float* x, int n_tokens, float* out)
+    : backend_(backend),
+      args_{type, rows, info(type).row_bytes(n_cols), n_rows, n_cols, nullptr, n_tokens, scale, nullptr,
+            nullptr, 0},
+      activations_(backend, type, x, n_cols, n_tokens, n_cols),
+      chunk_(rows_per_task(n_rows, args_.row_bytes, 1, workers)) {
+    for (int t = 0; t < n_tokens; t++) {
+        rows_in_.push_back(activations_.row(t));
+        rows_out_.push_back(out + static_cast<int64_t>(t) * n_rows);
+    }
+    args_.activations = rows_in_.data();
+    args_.out = rows_out_.data();
+}
+
+int LinearWork::n_tasks(int phase) const {
+    if (phase == 0) return activations_.in_place() ? 0 : pieces(args_.n_tokens, PREPARE_TOKENS);
+    return args_.n_tokens ? pieces(args_.n_rows, chunk_) : 0;
+}
+
+void LinearWork::run(int phase, int task, Scratch& scratch) {
+    if (phase == 0) {
+        activations_.prepare(PREPARE_TOKENS * task, PREPARE_TOKENS);
+        return;
+    }
+    RowsArgs args = args_;
+    const int first = task * chunk_;
+    args.rows += args.row_bytes * first;
+    args.n_rows = std::min(chunk_, args_.n_rows - first);
+    args.first_col = first;
+    backend_.rows(args, scratch.get(backend_.scratch_bytes(args.type, args.n_cols, args.n_tokens)));
+}
+
+ExpertWork::ExpertWork(const Backend& backend, int workers, const ExpertLayout& layout,
+                       const ExpertBatch& batch)
+    : backend_(backend),
+      layout_(layout),
+      n_groups_(batch.n_groups),
+      n_entries_(batch.n_entries),
+      start_(batch.start, batch.start + batch.n_groups + 1) {
+    const int D = layout.d_model, F = layout.d_expert;
+    const size_t padded = padded_32(F), h_bytes = sizeof(float) * padded * n_entries_;
+    gate_ = Buffer(h_bytes);
+    up_ = Buffer(h_bytes);
+    for (int g = 0; g < n_groups_; g++) blob_.push_back(reinterpret_cast<const uint8_t*>(batch.address[g]));
+    read_activations(batch);
+    float* gate = reinterpret_cast<float*>(gate_.data());
+    float* up = reinterpret_cast<float*>(up_.data());
+    middle_ = std::make_unique<Activations>(backend, layout.down_type, gate, padded, n_entries_,
+                                            info(layout.down_type).quantized() ? F : padded);
+    for (int i = 0; i < n_entries_; i++) {
+        gate_out_.push_back(gate + padded * i);
+        up_out_.push_back(up + padded * i);
+        std::fill(gate + padded * i + F, gate + padded * (i + 1), 0.0f);
+        down_in_.push_back(middle_->row(i));
+        down_out_.push_back(batch.out + batch.out_stride * batch.row[i]);
+    }
+    const size_t gate_up_bytes = info(layout.gate_type).row_bytes(D) + info(layout.up_type).row_bytes(D);
+    chunk_f_ = rows_per_task(F, gate_up_bytes, n_groups_, workers);
+    chunk_d_ = rows_per_task(D, info(layout.down_type).row_bytes(F), n_groups_, workers);
+}
+
+// Every distinct token once per form. Copies even what could be used in place: the caller may overwrite
+// its tensor as soon as the batch is submitted.
+void ExpertWork::read_activations(const ExpertBatch& batch) {
+    std::vector<int32_t> tokens(batch.token, batch.token + n_entries_);
+    std::sort(tokens.begin(), tokens.end());
+    tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
+    const int n = static_cast<int>(tokens.size());
+    const auto read = [&](Type type, std::vector<const void*>& in) {
+        auto form = std::make_unique<Activations>(backend_, type, batch.x, batch.x_stride, n,
+                                                  layout_.d_model, tokens.data(), true);
+        form->prepare(0, n);
+        for (int i = 0; i < n_entries_; i++) {
+            const auto at = std::lower_bound(tokens.begin(), tokens.end(), batch.token[i]);
+            in.push_back(form->row(static_cast<int>(at - tokens.begin())));
+        }
+        x_.push_back(std::move(form));
+    };
+    read(layout_.gate_type, gate_in_);
+    if (info(layout_.gate_type).quantized() == info(layout_.up_type).quantized()) up_in_ = gate_in_;
+    else read(layout_.up_type, up_in_);
+}
+
+int ExpertWork::n_tasks(int phase) const {
+    if (phase == 0) return n_groups_ * pieces(layout_.d_expert, chunk_f_);
+    if (phase == 1) return middle_->in_place() ? 0 : n_entries_;
+    return n_groups_ * pieces(layout_.d_model, chunk_d_);
+}
+
+void ExpertWork::run(int phase, int task, Scratch& scratch) {
+    if (phase == 1) {
+        middle_->prepare(task, 1);
+        return;
+    }
+    const int n_rows = phase == 0 ? layout_.d_expert : layout_.d_model;
+    const int chunk = phase == 0 ? chunk_f_ : chunk_d_;
+    const int per_group = pieces(n_rows, chunk);
+    const int group = task / per_group, first = task % per_group * chunk;
+    const int count = std::min(chunk, n_rows - first);
+    if (phase == 0) gate_up(group, first, count, scratch);
+    else down(group, first, count, scratch);
+}
+
+float ExpertWork::scale_of(int group, int piece) const {
+    if (layout_.scale_offset < 0) return 1.0f;
+    float scale;
+    std::memcpy(&scale, blob_[group] + layout_.scale_offset + 4 * piece, 4);
+    return scale;
+}
+
+const uint8_t* ExpertWork::bias_of(int group, int64_t offset, int first) const {
+    return offset < 0 ? nullptr : blob_[group] + offset + 4 * static_cast<int64_t>(first);
+}
+
+void ExpertWork::gate_up(int group, int first, int count, Scratch& scratch) {
+    const int e0 = start_[group], n = start_[group + 1] - e0, D = layout_.d_model;
+    if (n == 0) return;
+    const size_t need = std::max(backend_.scratch_bytes(layout_.gate_type, D, n),
+                                 backend_.scratch_bytes(layout_.up_type, D, n));
+    uint8_t* memory = scratch.get(need);
+    const auto rows = [&](Type type, int64_t offset, int piece, int64_t bias, const void* const* in,
+                          float* const* out) {
+        const size_t row_bytes = info(type).row_bytes(D);
+        backend_.rows({type, blob_[group] + offset + row_bytes * first, row_bytes, count, D, in, n,
+                       scale_of(group, piece), bias_of(group, bias, first), out, first},
+                      memory);
+    };
+    rows(layout_.gate_type, layout_.gate_offset, 0, layout_.gate_bias_offset, gate_in_.data() + e0,
+         gate_out_.data() + e0);
+    rows(layout_.up_type, layout_.up_offset, 1, layout_.up_bias_offset, up_in_.data() + e0,
+         up_out_.data() + e0);
+    for (int i = e0; i < e0 + n; i++)
+        backend_.activate({layout_.swiglu_oai, layout_.limit, up_out_[i] + first, gate_out_[i] + first, count});
+}
+
+void ExpertWork::down(int group, int first, int count, Scratch& scratch) {
+    const int e0 = start_[group], n = start_[group + 1] - e0, F = layout_.d_expert;
+    if (n == 0) return;
+    const size_t row_bytes = info(layout_.down_type).row_bytes(F);
+    backend_.rows({layout_.down_type, blob_[group] + layout_.down_offset + row_bytes * first, row_bytes,
+                   count, F, down_in_.data() + e0, n, scale_of(group, 2),
+                   bias_of(group, layout_.down_bias_offset, first), down_out_.data() + e0, first},
+                  scratch.get(backend_.scratch_bytes(layout_.down_type, F, n)));
+}
+
+AttentionWork::AttentionWork(const Backend& backend, int workers, const AttentionArgs& args)
+    : backend_(backend), args_(args) {
+    // heads of one key/value head together, so that its rows are read from the cache, unless that
+    // leaves workers idle
+    constexpr int MOST = 16;
+    const int per_group = args.n_heads / args.n_groups;
+    const int wanted = 2 * workers / std::max(1, args.n_tokens * args.n_groups);
+    heads_per_task_ = std::max(1, std::min(MOST, per_group / std::max(1, wanted)));
+    while (per_group % heads_per_task_) heads_per_task_--;
+    tasks_per_token_ = args.n_heads / heads_per_task_;
+}
+
+void AttentionWork::run(int, int task, Scratch& scratch) {
+    const int t = task / tasks_per_token_, first = task % tasks_per_token_ * heads_per_task_;
+    backend_.attention(args_, t, first, heads_per_task_,
+                       scratch.get(backend_.attention_scratch_bytes(args_, heads_per_task_)));
+}
+
+void GdnWork::run(int, int task, Scratch& scratch) {
+    backend_.gdn(args_, task / columns(), task % columns() * GDN_COLUMNS,
+                 scratch.get(sizeof(float) * GDN_COLUMNS * args_.dk));
+}
+
+}  // namespace strata

@@ -1,0 +1,146 @@
+// The pieces of work that the pool is given: products with a matrix, experts, attention, recurrence.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "backend.h"
+#include "pool.h"
+
+namespace strata {
+
+// 64-byte aligned memory of one work.
+class Buffer {
+  public:
+    explicit Buffer(size_t n_bytes = 0);
+    uint8_t* data() { return memory_.get(); }
+
+  private:
+    struct Free { void operator()(uint8_t* p) const; };
+    std::unique_ptr<uint8_t, Free> memory_;
+};
+
+// Activation rows in the form a weight type wants: quantized, or f32 padded to whole 32s.
+class Activations {
+  public:
+    // Row r is x[index ? index[r] : r] of [.., n_cols], rows `stride` floats apart. x and index must
+    // live until row r is prepared. Float rows that need no padding are used where they are, unless
+    // `copy`.
+    Activations(const Backend& backend, Type type, const float* x, int64_t stride, int n_rows, int n_cols,
+                const int32_t* index = nullptr, bool copy = false);
+    bool in_place() const { return in_place_; }
+    void prepare(int first, int count);
+    const void* row(int r) const;
+
+  private:
+    const Backend& backend_;
+    const bool quantized_, in_place_;
+    const float* x_;
+    const int32_t* index_;
+    const int64_t stride_;
+    const int n_rows_, n_cols_;
+    const size_t row_bytes_;
+    Buffer memory_;
+};
+
+class LinearWork : public Work {
+  public:
+    // out[t * n_rows + n] = row n . x[t] * scale
+    LinearWork(const Backend& backend, int workers, Type type, const uint8_t* rows, int n_rows, int n_cols,
+               float scale, const float* x, int n_tokens, float* out);
+    // Weight bytes times tokens: what the product costs.
+    int64_t cost() const { return static_cast<int64_t>(args_.row_bytes) * args_.n_rows * args_.n_tokens; }
+    int n_phases() const override { return 2; }
+    int n_tasks(int phase) const override;
+    Clock clock(int phase) const override { return phase == 0 ? Clock::quantize : Clock::compute; }
+    void run(int phase, int task, Scratch& scratch) override;
+
+  private:
+    static constexpr int PREPARE_TOKENS = 8;
+    const Backend& backend_;
+    RowsArgs args_;
+    Activations activations_;
+    std::vector<const void*> rows_in_;
+    std::vector<float*> rows_out_;
+    int chunk_;
+};
+
+struct ExpertLayout {
+    int d_model, d_expert;
+    Type gate_type, up_type, down_type;
+    int64_t gate_offset, up_offset, down_offset;
+    int64_t gate_bias_offset, up_bias_offset, down_bias_offset;  // -1: none
+    int64_t scale_offset;                                        // -1: none
+    bool swiglu_oai;
+    float limit;
+};
+
+struct ExpertBatch {
+    const float* x;         // [.., D]; read while the work is made, not later
+    int64_t x_stride;
+    int n_groups, n_entries;
+    const int64_t* address;  // [G]
+    const int32_t* start;    // [G + 1]
+    const int32_t* row;      // [n]
+    const int32_t* token;    // [n]
+    float* out;              // [.., D]
+    int64_t out_stride;
+};
+
+// Three phases: gate and up rows with the activation; the middle quantized; down rows.
+class ExpertWork : public Work {
+  public:
+    ExpertWork(const Backend& backend, int workers, const ExpertLayout& layout, const ExpertBatch& batch);
+    int n_phases() const override { return 3; }
+    int n_tasks(int phase) const override;
+    Clock clock(int phase) const override { return phase == 1 ? Clock::quantize : Clock::compute; }
+    void run(int phase, int task, Scratch& scratch) override;
+
+  private:
+    void read_activations(const ExpertBatch& batch);
+    void gate_up(int group, int first, int count, Scratch& scratch);
+    void down(int group, int first, int count, Scratch& scratch);
+    float scale_of(int group, int piece) const;
+    const uint8_t* bias_of(int group, int64_t offset, int first) const;
+
+    const Backend& backend_;
+    const ExpertLayout layout_;
+    const int n_groups_, n_entries_;
+    std::vector<const uint8_t*> blob_;    // [G]
+    std::vector<int32_t> start_;          // [G + 1]
+    std::vector<std::unique_ptr<Activations>> x_;  // one, or gate's and up's
+    std::vector<const void*> gate_in_, up_in_, down_in_;  // [n]
+    std::vector<float*> gate_out_, up_out_, down_out_;    // [n]
+    Buffer gate_, up_;                    // [n, padded F]
+    std::unique_ptr<Activations> middle_;
+    int chunk_f_, chunk_d_;
+};
+
+class AttentionWork : public Work {
+  public:
+    AttentionWork(const Backend& backend, int workers, const AttentionArgs& args);
+    int n_phases() const override { return 1; }
+    int n_tasks(int) const override { return args_.n_tokens * tasks_per_token_; }
+    Clock clock(int) const override { return Clock::compute; }
+    void run(int phase, int task, Scratch& scratch) override;
+
+  private:
+    const Backend& backend_;
+    const AttentionArgs args_;
+    int heads_per_task_, tasks_per_token_;
+};
+
+class GdnWork : public Work {
+  public:
+    GdnWork(const Backend& backend, const GdnArgs& args) : backend_(backend), args_(args) {}
+    int n_phases() const override { return 1; }
+    int n_tasks(int) const override { return args_.n_value_heads * columns(); }
+    Clock clock(int) const override { return Clock::compute; }
+    void run(int phase, int task, Scratch& scratch) override;
+
+  private:
+    int columns() const { return (args_.dv + GDN_COLUMNS - 1) / GDN_COLUMNS; }
+    const Backend& backend_;
+    const GdnArgs args_;
+};
+
+}  // namespace strata
