@@ -119,10 +119,12 @@ class Session:
         self,
         prompt: Sequence[int],
         settings: Settings,
+        decoder: TextDecoder | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Answer:
         """An iterator that reads the prompt at its first step and then writes. ContextLengthError,
-        SettingError and InputError come from here, before any work."""
+        SettingError and InputError come from here, before any work. decoder: instead of a new one
+        of the session's."""
         if not prompt:
             raise InputError("the prompt is empty; at least one token is needed")
         outside = [token for token in prompt if not 0 <= token < self.engine.n_vocab]
@@ -135,7 +137,8 @@ class Session:
         sampler = Sampler(settings, self.engine.n_vocab)
         if self._answer is not None:
             self._answer.close()
-        self._answer = Answer(self, list(prompt), settings, sampler, progress)
+        decoder = decoder or self.decoder()
+        self._answer = Answer(self, list(prompt), settings, sampler, decoder, progress)
         return self._answer
 
     def is_current(self, answer: Answer) -> bool:
@@ -180,6 +183,7 @@ class Answer:
         prompt: list[int],
         settings: Settings,
         sampler: Sampler,
+        decoder: TextDecoder,
         progress: Callable[[int, int], None] | None,
     ) -> None:
         self._session = session
@@ -189,7 +193,7 @@ class Answer:
         self._n_prompt = len(prompt)
         room = session.engine.context_tokens - len(prompt) + 1  # the last one need not be stored
         self._limit = min(settings.max_tokens, room)
-        self._decoder = session.decoder()
+        self._decoder = decoder
         self._scanner = StopScanner(settings.stop)
         self.report = Report(Reuse(len(prompt), 0), None if sampler.greedy else sampler.seed)
         self.report.drafts.limited = session.drafter.vocabulary is not None

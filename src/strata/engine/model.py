@@ -1,0 +1,197 @@
+"""The public face: a loaded model that answers in text. Joins engine, tokenizer, session and
+sampler.
+
+One sequence at a time: a new request ends the answer before it. Not for use from several threads at
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from strata.core.errors import InputError
+from strata.core.settings import Settings
+from strata.core.settings_load import Effective, load_settings
+from strata.engine.build import build
+from strata.engine.draft import build_drafter
+from strata.engine.engine import Engine
+from strata.engine.logpos import LogposWriter, extra_token
+from strata.engine.session import Answer, Session, TextDecoder
+from strata.formats.detokenize import StreamDecoder
+from strata.formats.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]
+LoadProgress = Callable[[str, int, int], None]
+"""(phase, bytes done, bytes in all)."""
+
+
+def load(
+    path: str | Path,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    config: str | Path | None = None,
+    progress: LoadProgress | None = None,
+    **settings: Any,
+) -> Model:
+    """Load a model from a GGUF or safetensors file, one of its parts, or a folder.
+
+    settings: any setting by its command line name with underscores (docs/SETTINGS.md); they outrank
+    the environment and the TOML file ``config``. Raises SettingError for unknown or impossible
+    settings, FormatError or UnsupportedError for the file, DoesNotFitError before anything is
+    allocated.
+    """
+    given = {"device": device, "dtype": dtype, **settings}
+    return load_effective(path, load_settings(given, config=config), progress)
+
+
+def load_effective(
+    path: str | Path, asked: Effective, progress: LoadProgress | None = None
+) -> Model:
+    """Load with settings gathered before (the command line's way)."""
+    engine = build(path, asked, progress)
+    try:
+        return Model(engine)
+    except BaseException:
+        engine.close()
+        raise
+
+
+class Model:
+    """A loaded model. Close it, or use it in a ``with`` statement."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.settings: Settings = engine.settings
+        """Complete: nothing in it is automatic but ``seed`` and memory limits."""
+        self._tokenizer = _tokenizer_of(engine)
+        ends = self._tokenizer.eos_ids if self._tokenizer else ()
+        self.eos_tokens: tuple[int, ...] = tuple(dict.fromkeys((*engine.spec.eos_tokens, *ends)))
+        """Tokens that end an answer: the model's and the tokenizer's."""
+        self._logpos: LogposWriter | None = None
+        if self.settings.logpos is not None:
+            extra = extra_token(self.settings, self.eos_tokens, engine.n_vocab)
+            self._logpos = LogposWriter(self.settings.logpos, self.settings.logpos_top, extra)
+        self._session = Session(
+            engine,
+            build_drafter(self.settings),
+            self._decoder,
+            self.eos_tokens,
+            self.settings.spec,
+            self._logpos,
+        )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer; InputError when it has none."""
+        return self.engine.tokenizer
+
+    @property
+    def report(self) -> list[str]:
+        """Start-up lines: what was loaded, and the settings in effect."""
+        return self.engine.report
+
+    @property
+    def chats(self) -> bool:
+        """Whether the checkpoint has a chat template."""
+        return self._tokenizer is not None and self._tokenizer.has_chat_template
+
+    def logits(
+        self,
+        token_ids: Sequence[int],
+        through: Literal["prompt", "windows"] = "prompt",
+        window: int = 1,
+    ) -> npt.NDArray[np.float32]:
+        """Logits float32 [T, V] of a text of T tokens: row t is the distribution after token t.
+
+        through: "prompt" reads in chunks, "windows" in verify windows of ``window`` tokens. Ends an
+        answer in progress and drops the kept state.
+        """
+        self._session.forget()
+        return self.engine.logits([int(token) for token in token_ids], through, window)
+
+    def prompt_tokens(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt: plain text, ids, or messages for the chat template."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        items = list(prompt)
+        if items and isinstance(items[0], Mapping):
+            return self.tokenizer.chat_prompt(items)
+        try:
+            return [int(token) for token in items]  # type: ignore[call-overload]
+        except (TypeError, ValueError):
+            raise InputError(
+                "a prompt is a text, a list of token ids, or a list of messages (role, content)"
+            ) from None
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        **sampling: Any,
+    ) -> Answer:
+        """Continue a text or ids, or answer messages; an iterator of TokenEvents (token, text,
+        finish).
+
+        sampling: request settings by name (temperature=0.7, seed=1, stop=["END"], ...); the others
+        stay as loaded. progress: (prompt tokens read, in all). Bad settings and too long a prompt
+        raise here, before any work. The answer's ``report`` has counts and times. A prompt that
+        continues the last one reuses its state.
+        """
+        settings = self.settings.for_request(**sampling)
+        tokens = self.prompt_tokens(prompt)
+        continues = isinstance(prompt, str) or not _are_messages(prompt)
+        return self._session.answer(tokens, settings, self._decoder(continues), progress)
+
+    def close(self) -> None:
+        """Stop the workers and let the memory go. Closing twice is fine."""
+        if self._logpos is not None:
+            self._logpos.close()
+        self.engine.close()
+
+    def __enter__(self) -> Model:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _decoder(self, continues: bool = False) -> TextDecoder:
+        if self._tokenizer is None:
+            return _NoText()
+        return StreamDecoder(self._tokenizer, continues=continues)
+
+
+class _NoText:
+    """Decoder of a checkpoint without a tokenizer: ids only."""
+
+    def push(self, token: int) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+def _tokenizer_of(engine: Engine) -> Tokenizer | None:
+    try:
+        return engine.tokenizer
+    except InputError:
+        return None
+
+
+def _are_messages(prompt: Sequence[Any]) -> bool:
+    return len(prompt) > 0 and isinstance(prompt[0], Mapping)
