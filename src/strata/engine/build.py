@@ -1,13 +1,12 @@
 """Puts an engine together: the one place that knows every feature.
 
-A feature is a line in RULES (who computes a row), WORKERS (who carries a place out) or TRANSFORMS (order of the steps):
-(setting, constructor, why_not). ``why_not`` gives the one-line reason why a feature that was asked for is off here.
+A feature is a rule of the plan, a worker of a place, or a transformation of the steps; it is added here and nowhere else.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,12 +40,7 @@ from strata.memory.state import SequenceState
 from strata.models.network import build_network
 from strata.models.weights import load_weights
 from strata.native import CpuPool
-from strata.window.run import Transform, WindowRunner
-
-Rule = tuple[str, Callable[[Settings], object], Callable[[Settings], str | None]]
-
-RULES: tuple[Rule, ...] = ()
-TRANSFORMS: tuple[Rule, ...] = ()
+from strata.window.run import PLAIN, Variant, WindowRunner
 
 
 @dataclass(frozen=True)
@@ -111,12 +105,11 @@ def _assemble(ready: Ready, progress: Progress | None) -> Engine:
     pool = CpuPool(workers=settings.workers, isa=settings.cpu_isa)
     ops = _ops(settings, pool)
     tier = _fast_tier(plan, settings, store)
-    service = ExpertService(tier, _workers(settings, store, tier, pool), rules=())
+    service = ExpertService(tier, _workers(settings, store, tier, pool))
     device = torch.device("cpu")
     network = build_network(plan.spec, roles, ops, KV_DTYPES[settings.kv], device)
     state = SequenceState(network.state_specs(), settings.context, device)
-    transforms: tuple[Transform, ...] = ()
-    runner = WindowRunner(network, service, state, transforms, poison=settings.poison)
+    runner = WindowRunner(network, service, state, _variant(settings), poison=settings.poison)
     gc.collect()
 
     def on_close() -> None:
@@ -145,6 +138,11 @@ def _tokenizer(plan: CheckpointPlan) -> Tokenizer | None:
 def _ops(settings: Settings, pool: CpuPool) -> Ops:
     dtype = DTYPES[settings.dtype]
     return native_ops(pool) if dtype is torch.float32 else plain_ops(dtype)
+
+
+def _variant(settings: Settings) -> Variant:
+    """How windows run here; features that change their steps are added in this one place."""
+    return PLAIN
 
 
 def _workers(

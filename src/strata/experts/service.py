@@ -43,23 +43,28 @@ class ExpertService:
 
     HOST_PLACES = (Place.REMOTE, Place.CPU, Place.CPU_LATE)
 
-    def __init__(
-        self, tier: FastTier, workers: Mapping[Place, Worker], rules: Sequence[Rule] = ()
-    ) -> None:
+    def __init__(self, tier: FastTier, workers: Mapping[Place, Worker]) -> None:
         self.tier = tier
         self.workers = dict(workers)
-        self.rules = tuple(rules)
         self.counters = RowCounters()
         self._plans: dict[int, Plan] = {}
 
-    def plan(self, layer: int, expert_R: torch.Tensor, weight_R: torch.Tensor, n_active: int) -> Plan:
+    def plan(
+        self,
+        layer: int,
+        expert_R: torch.Tensor,
+        weight_R: torch.Tensor,
+        n_active: int,
+        rules: Sequence[Rule] = (),
+    ) -> Plan:
         """Give every routed row of the layer its place."""
         plan = make_plan(
+            layer,
             expert_R.numpy(),
             weight_R.numpy().astype(np.float32, copy=False),
             n_active,
             self.tier.address_LE[layer],
-            self.rules,
+            rules,
         )
         self._plans[layer] = plan
         self.counters.add(layer, plan)

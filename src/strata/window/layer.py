@@ -8,17 +8,22 @@ Deferral, repair, profiling and graphs are transformations of this list and live
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from strata.core.types import Place
 from strata.experts.service import ExpertService
 from strata.kernels.combine import combine
+from strata.kernels.plan import Rule
 from strata.memory.frame import BufferSpec, Frame
 from strata.models.network import MoeFfn, Network
 from strata.window.build import ProgramBuilder
 from strata.window.program import Program, Wait
+
+
+HOST_ROWS = {Place.CPU: "cpu_rows", Place.CPU_LATE: "cpu_rows_late"}
+"""Where the host writes the rows of each of its places; a buffer exists only when a feature asks for it."""
 
 
 def window_buffers(network: Network) -> dict[str, BufferSpec]:
@@ -72,8 +77,10 @@ def make_frame(
     )
 
 
-def plain_program(network: Network, frame: Frame, service: ExpertService) -> Program:
-    """The whole window in order, for the frame's number of tokens."""
+def plain_program(
+    network: Network, frame: Frame, service: ExpertService, rules: Sequence[Rule] = ()
+) -> Program:
+    """The whole window in order, for the frame's number of tokens; rules go to every layer's plan."""
     spec = network.spec
     builder = ProgramBuilder(
         frame, spec.n_layers, owned=network.owned_names(), kept=("logits", "ids", "ngram_rows")
@@ -83,7 +90,7 @@ def plain_program(network: Network, frame: Frame, service: ExpertService) -> Pro
         _mixer_half(builder, network, layer)
         ffn = network.ffns[layer]
         if isinstance(ffn, MoeFfn):
-            _moe_half(builder, network, layer, ffn, service)
+            _moe_half(builder, network, layer, ffn, service, rules)
         else:
             builder.part(layer, network.residual.read("ffn", layer))
             builder.part(layer, ffn.part())
@@ -103,7 +110,12 @@ def _mixer_half(builder: ProgramBuilder, network: Network, layer: int) -> None:
 
 
 def _moe_half(
-    builder: ProgramBuilder, network: Network, layer: int, ffn: MoeFfn, service: ExpertService
+    builder: ProgramBuilder,
+    network: Network,
+    layer: int,
+    ffn: MoeFfn,
+    service: ExpertService,
+    rules: Sequence[Rule],
 ) -> None:
     frame, n_active = builder.frame, ffn.spec.n_active
     n_rows = frame.T * n_active
@@ -114,15 +126,16 @@ def _moe_half(
         layer,
         ("expert", "weight"),
         ("plan",),
-        lambda: _plan(service, frame, layer, n_active),
+        lambda: _plan(service, frame, layer, n_active, rules),
     )
+    host_rows = {p: frame[name] for p, name in HOST_ROWS.items() if name in frame.tensors()}
     builder.step("publish", layer, ("ffn_x", "plan"), ("payload",))
     builder.step(
         "ring",
         layer,
         ("payload",),
         (),
-        lambda: service.ring(layer, frame["ffn_x"], {Place.CPU: frame["cpu_rows"]}),
+        lambda: service.ring(layer, frame["ffn_x"], host_rows),
         rings=True,
     )
     # without a GPU the payload is the activations themselves, so the host holds ffn_x too
@@ -157,9 +170,11 @@ def _moe_half(
     )
 
 
-def _plan(service: ExpertService, frame: Frame, layer: int, n_active: int) -> None:
+def _plan(
+    service: ExpertService, frame: Frame, layer: int, n_active: int, rules: Sequence[Rule]
+) -> None:
     n_rows = frame.T * n_active
-    service.plan(layer, frame["expert"][:n_rows], frame["weight"][:n_rows], n_active)
+    service.plan(layer, frame["expert"][:n_rows], frame["weight"][:n_rows], n_active, rules)
 
 
 def _fast_rows(service: ExpertService, frame: Frame, layer: int) -> None:

@@ -7,13 +7,14 @@ windows is unchanged; after an error nothing of the window remains and no worker
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from strata.experts.service import ExpertService
-from strata.memory.frame import Frame
+from strata.kernels.plan import Rule
+from strata.memory.frame import BufferSpec, Frame
 from strata.memory.state import SequenceState
 from strata.models.network import Network
 from strata.window.layer import make_frame, plain_program
@@ -23,6 +24,22 @@ from strata.window.record import eager, poisoned
 Transform = Callable[[Program, Frame], Program]
 MAX_WINDOW_TOKENS = 8
 CHUNK_FRAMES_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run windows: how features change the steps, the plan's rules, and the buffers they add.
+
+    Prompt chunks always run the plain variant.
+    """
+
+    name: str = "exact"
+    transforms: tuple[Transform, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    buffers: Mapping[str, BufferSpec] = field(default_factory=dict)
+
+
+PLAIN = Variant()
 
 
 @dataclass(frozen=True)
@@ -42,15 +59,15 @@ class WindowRunner:
         network: Network,
         service: ExpertService,
         state: SequenceState,
-        transforms: Sequence[Transform] = (),
+        variant: Variant = PLAIN,
         poison: bool = False,
     ) -> None:
         self.network = network
         self.service = service
         self.state = state
-        self._transforms = tuple(transforms)
+        self.variant = variant
         self._poison = poison
-        self._windows: dict[int, Recorded] = {}
+        self._windows: dict[tuple[str, int], Recorded] = {}
         self._chunks: OrderedDict[tuple[int, int], Recorded] = OrderedDict()
         self._pending: Recorded | None = None
 
@@ -58,15 +75,16 @@ class WindowRunner:
         """The program for verify windows of n_tokens (1..8), made at first use and kept."""
         if not 1 <= n_tokens <= MAX_WINDOW_TOKENS:
             raise ValueError(f"a window has 1..{MAX_WINDOW_TOKENS} tokens, not {n_tokens}")
-        if n_tokens not in self._windows:
-            self._windows[n_tokens] = self._record(n_tokens, n_tokens, keep_inputs=True)
-        return self._windows[n_tokens]
+        key = (self.variant.name, n_tokens)
+        if key not in self._windows:
+            self._windows[key] = self._record(n_tokens, n_tokens, self.variant, keep_inputs=True)
+        return self._windows[key]
 
     def chunk(self, n_tokens: int, n_head: int) -> Recorded:
         """The program for a prompt chunk whose last n_head logits are wanted; everything is committed."""
         key = (n_tokens, n_head)
         if key not in self._chunks:
-            self._chunks[key] = self._record(n_tokens, n_head, keep_inputs=False)
+            self._chunks[key] = self._record(n_tokens, n_head, PLAIN, keep_inputs=False)
             while len(self._chunks) > CHUNK_FRAMES_KEPT:
                 self._chunks.popitem(last=False)
         self._chunks.move_to_end(key)
@@ -102,12 +120,19 @@ class WindowRunner:
             mixer.commit(recorded.frame, n)
         self.state.tokens.extend(recorded.frame.tokens[:n])
 
-    def _record(self, n_tokens: int, n_head: int, keep_inputs: bool) -> Recorded:
+    def _record(
+        self, n_tokens: int, n_head: int, variant: Variant, keep_inputs: bool
+    ) -> Recorded:
         frame = make_frame(
-            self.network, self.state, n_tokens, n_head=n_head, keep_inputs=keep_inputs
+            self.network,
+            self.state,
+            n_tokens,
+            extra=variant.buffers,
+            n_head=n_head,
+            keep_inputs=keep_inputs,
         )
-        program = plain_program(self.network, frame, self.service)
-        for transform in self._transforms:
+        program = plain_program(self.network, frame, self.service, variant.rules)
+        for transform in variant.transforms:
             program = transform(program, frame)
         check(program)
         run = poisoned(program, frame.tensors()) if self._poison else eager(program)

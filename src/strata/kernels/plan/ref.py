@@ -19,6 +19,7 @@ F32 = npt.NDArray[np.float32]
 class Draft:
     """A plan in the making. Rules change ``place_G`` only."""
 
+    layer: int
     expert_R: I32
     weight_R: F32
     n_active: int
@@ -61,6 +62,7 @@ class Plan:
 
 
 def make_plan(
+    layer: int,
     expert_R: I32,
     weight_R: F32,
     n_active: int,
@@ -75,7 +77,7 @@ def make_plan(
     expert_G = distinct[order].astype(np.int32)
     group_R = rank[inverse].astype(np.int32)
     place_G = np.where(fast_addr_E[expert_G] != 0, Place.FAST, Place.CPU).astype(np.int8)
-    draft = Draft(expert_R, weight_R, n_active, expert_G, group_R, place_G)
+    draft = Draft(layer, expert_R, weight_R, n_active, expert_G, group_R, place_G)
     for rule in rules:
         rule(draft)
     return _finish(draft)
