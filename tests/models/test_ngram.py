@@ -146,7 +146,7 @@ def test_hashes_need_all_64_bits() -> None:
 
 
 def test_gather_reads_rows_of_a_mapped_table(tmp_path: Path) -> None:
-    """Against the rows in the file: heads side by side, from a sparse file with offsets beyond 32 bits."""
+    """Against the rows in the file: heads side by side, offsets beyond 32 bits, a sparse file."""
     n_rows, dim = 300_000_000, 8  # 4.8 GB, of which two rows exist
     path = tmp_path / "table.bin"
     values = np.arange(2 * dim, dtype=np.float16).reshape(2, dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from strata.kernels.blocks import row_blocks
 from strata.kernels.pointwise import exp, sigmoid, silu, softplus
 from strata.kernels.rms_norm import rms_norm
 
@@ -18,10 +19,13 @@ def causal_conv(
     assert past_XN.shape[0] == dilation * (n_taps - 1), "past is what the first token's taps reach"
     columns = torch.cat([past_XN, x_TN])
     # products and sums apart: torch would fuse them in whole vectors only, not in the last elements
-    y_TN = columns[:n_tokens] * taps_PN[0]
-    for tap in range(1, n_taps):
-        y_TN += columns[tap * dilation : tap * dilation + n_tokens] * taps_PN[tap]
-    return silu(y_TN)
+    y_TN = torch.empty_like(x_TN)
+    for rows in row_blocks(n_tokens, x_TN.shape[1]):
+        total = columns[:n_tokens][rows] * taps_PN[0]
+        for tap in range(1, n_taps):
+            total += columns[tap * dilation :][:n_tokens][rows] * taps_PN[tap]
+        y_TN[rows] = silu(total)
+    return y_TN
 
 
 def l2_norm(x_THK: torch.Tensor) -> torch.Tensor:
@@ -66,5 +70,8 @@ def gated_norm(
     o_TJV: torch.Tensor, z_TJV: torch.Tensor, weight_V: torch.Tensor, eps: float, gate: str
 ) -> torch.Tensor:
     """RMS norm over V, times the plain weight, times silu(z) or sigmoid(z)."""
-    normed = rms_norm(o_TJV, weight_V, eps)
-    return normed * (silu(z_TJV) if gate == "silu" else sigmoid(z_TJV))
+    opened = silu if gate == "silu" else sigmoid
+    y_TJV = torch.empty_like(o_TJV)
+    for rows in row_blocks(o_TJV.shape[0], o_TJV.shape[1] * o_TJV.shape[2]):
+        y_TJV[rows] = rms_norm(o_TJV[rows], weight_V, eps) * opened(z_TJV[rows])
+    return y_TJV

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from strata.kernels.blocks import row_blocks
 from strata.kernels.pointwise import sigmoid, silu
 
 
@@ -14,12 +15,15 @@ def rank_gate(down_TR: torch.Tensor, n_streams: int) -> torch.Tensor:
 
 def mix(normed_TCD: torch.Tensor, gate_TCD: torch.Tensor) -> torch.Tensor:
     """Mean over the streams of sigmoid(gate) * normed -> [T, D]."""
-    gated = sigmoid(gate_TCD) * normed_TCD
-    n_streams = gated.shape[1]
-    x_TD = gated[:, 0].clone()
-    for stream in range(1, n_streams):
-        x_TD += gated[:, stream]
-    return x_TD / n_streams
+    n_tokens, n_streams, width = normed_TCD.shape
+    x_TD = normed_TCD.new_empty(n_tokens, width)
+    for rows in row_blocks(n_tokens, n_streams * width):
+        gated = sigmoid(gate_TCD[rows]) * normed_TCD[rows]
+        total = gated[:, 0]
+        for stream in range(1, n_streams):
+            total += gated[:, stream]
+        x_TD[rows] = total / n_streams
+    return x_TD
 
 
 def coefficients(inject_TC: torch.Tensor, n_streams: int) -> torch.Tensor:

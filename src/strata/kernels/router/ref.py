@@ -50,11 +50,8 @@ def _top(score_TE: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def _row_sum(x_TK: torch.Tensor) -> torch.Tensor:
-    """Sum of each row in rank order."""
-    total = x_TK[:, 0:1].clone()
-    for rank in range(1, x_TK.shape[1]):
-        total += x_TK[:, rank : rank + 1]
-    return total
+    """Sum of each row in rank order, which ``sum`` would not promise."""
+    return x_TK.cumsum(-1)[:, -1:]
 
 
 def _best_groups_only(choice_TE: torch.Tensor, n_groups: int, groups_kept: int) -> torch.Tensor:
