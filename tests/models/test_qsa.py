@@ -24,6 +24,7 @@ from tests.models.harness import (
     make_frame,
     poisoned_state,
     run_at_once,
+    run_window,
     run_windows,
     schedule,
 )
@@ -151,6 +152,21 @@ def test_worst_rejections() -> None:
     assert n <= T
     out = run_windows(mixer, x[:n], windows, context=n + 16)
     assert torch.equal(out, run_at_once(mixer, x)[:n])
+
+
+def test_block_keys_are_those_of_the_whole_sequence() -> None:
+    """Expectation: after any cut with rejections, every block key has the bits of one chunk."""
+    case, x = Case(torch.float32, 4, 16), _x(torch.float32)
+    mixer = case.mixer()
+    keys = []
+    for windows in ([Window(T, T)], list(schedule(T, 8)), list(schedule(T, 9, 5))):
+        state = poisoned_state(mixer, T + 8)
+        for w in windows:
+            fed = torch.cat([x[state.length : state.length + w.n], torch.ones(w.T - w.n, D)])
+            run_window(mixer, state, fed, w.n)
+        keys.append(state.tensor(3, "block_keys")[: T // 4])
+    assert keys[0].isfinite().all()
+    assert torch.equal(keys[1], keys[0]) and torch.equal(keys[2], keys[0])
 
 
 def test_half_precision_cache() -> None:

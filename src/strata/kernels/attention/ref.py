@@ -39,6 +39,7 @@ def attention(
     selected_Tn: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Every token of the window over the positions it may see, [T, H, dv]."""
+    assert len(k_nGd) == len(v_nGv) == start + len(q_THd), "caches end at the window's last token"
     dtype = q_THd.dtype
     k, v = k_nGd.to(dtype), v_nGv.to(dtype)
     sinks = None if sinks_H is None else sinks_H.to(dtype)

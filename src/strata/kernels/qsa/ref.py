@@ -50,11 +50,11 @@ def token_mask(blocks_Tm: torch.Tensor, start: int, n: int, block_tokens: int) -
     n_tokens = blocks_Tm.shape[0]
     n_blocks = -(-n // block_tokens)
     seen_Tb = torch.zeros(n_tokens, n_blocks + 1, dtype=torch.bool, device=blocks_Tm.device)
-    # column n_blocks takes the -1 entries and is cut off; the incomplete block is always seen
+    # column n_blocks takes the -1 entries and is cut off
     index = blocks_Tm.long()
     seen_Tb.scatter_(1, torch.where(index < 0, n_blocks, index), True)
     end_T1 = torch.arange(start + 1, start + n_tokens + 1, device=blocks_Tm.device).unsqueeze(1)
-    tail_T1 = end_T1 // block_tokens
-    seen_Tb.scatter_(1, torch.where(end_T1 % block_tokens == 0, n_blocks, tail_T1), True)
+    # the block of position end: its tokens before end are the incomplete block, or there are none
+    seen_Tb.scatter_(1, end_T1 // block_tokens, True)
     seen_Tn = seen_Tb[:, :n_blocks].repeat_interleave(block_tokens, dim=1)[:, :n]
     return seen_Tn & (torch.arange(n, device=blocks_Tm.device) < end_T1)
