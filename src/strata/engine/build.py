@@ -122,17 +122,17 @@ def _assemble(ready: Ready, progress: Progress | None) -> Engine:
         tokenizer=tokenizer,
         runner=runner,
         plan=ready.memory,
-        report=_report(ready, pool, tier),
+        report=_report(ready, pool, tier, tokenizer),
         on_close=on_close,
     )
 
 
-def _tokenizer(plan: CheckpointPlan) -> Tokenizer | None:
-    """None when the checkpoint carries none; a broken one is an error."""
+def _tokenizer(plan: CheckpointPlan) -> Tokenizer | InputError:
+    """The tokenizer, or why there is none: token ids can be read without it, so the error waits until text is used."""
     try:
         return load_tokenizer(plan.checkpoint)
-    except FileNotFoundError:
-        return None
+    except InputError as error:
+        return error
 
 
 def _ops(settings: Settings, pool: CpuPool) -> Ops:
@@ -190,7 +190,9 @@ def _fast_tier(plan: CheckpointPlan, settings: Settings, store: ExpertStore) -> 
     return tier
 
 
-def _report(ready: Ready, pool: CpuPool, tier: FastTier) -> list[str]:
+def _report(
+    ready: Ready, pool: CpuPool, tier: FastTier, tokenizer: Tokenizer | InputError
+) -> list[str]:
     plan, settings = ready.plan, ready.settings
     why_not: dict[str, str] = {}
     if settings.expert_profile is not None and not settings.expert_cache:
@@ -203,6 +205,8 @@ def _report(ready: Ready, pool: CpuPool, tier: FastTier) -> list[str]:
         f"experts: {plan.n_pairs} in RAM, {len(tier.resident())} of them also in the fast tier",
         *effective_lines(ready.effective, why_not),
     ]
+    if isinstance(tokenizer, InputError):
+        lines.append(f"text in and out: off here: {tokenizer}")
     return lines
 
 

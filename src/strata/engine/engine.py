@@ -35,7 +35,7 @@ class Engine:
         *,
         spec: ModelSpec,
         settings: Settings,
-        tokenizer: Tokenizer | None,
+        tokenizer: Tokenizer | InputError,
         runner: WindowRunner,
         plan: MemoryPlan,
         report: Sequence[str],
@@ -53,9 +53,9 @@ class Engine:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer; InputError when it has none."""
-        if self._tokenizer is None:
-            raise InputError("this checkpoint has no tokenizer; give token ids instead of text")
+        """The checkpoint's tokenizer; InputError with the reason when it has none that works."""
+        if isinstance(self._tokenizer, InputError):
+            raise self._tokenizer
         return self._tokenizer
 
     @property

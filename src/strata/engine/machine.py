@@ -6,15 +6,14 @@ import torch
 
 from strata.core.settings_resolve import Machine
 from strata.native import available_isas
-from strata.native.topology import usable_cores
+from strata.native.topology import read_topology
 
 
 def probe() -> Machine:
     """Look at this machine now."""
     gpu, report = _gpu()
-    return Machine(
-        gpu=gpu, gpu_report=report, cpu_cores=usable_cores(), cpu_isas=available_isas()
-    )
+    cores = read_topology().default_workers
+    return Machine(gpu=gpu, gpu_report=report, cpu_cores=cores, cpu_isas=available_isas())
 
 
 def _gpu() -> tuple[str | None, str]:
