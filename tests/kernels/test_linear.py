@@ -220,3 +220,4 @@ def test_pieces_do_not_show():
         part = Weight("Q6_K", 1, 1024, w.data[start : start + 1])
         same_bits(whole[:, start : start + 1], linear_contract(x, part))
     assert linear_contract(x[:0], w).shape == (0, 1100)
+    assert linear_contract(x[:0], make_weight("F16", 3, 1024, rng)).shape == (0, 3)

@@ -165,8 +165,8 @@ def quantize_q8_0(x: F32) -> U8:
                 f"a block's largest magnitude is {amax.max()}, beyond what Q8_0's f16 scale can "
                 f"hold; keep this tensor in a float type"
             )
-        # below 2^-126 the reciprocal could overflow, and the f16 scale is 0 anyway
-        usable = scale >= np.float32(2.0**-126)
+        # at 2^-128 and below the reciprocal overflows; the f16 scale is 0 long before
+        usable = scale > np.float32(2.0**-128)
         inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=usable)
         scaled = blocks * inverse
         whole = np.trunc(scaled)

@@ -101,13 +101,14 @@ def _float_products(x_TK: F32, weight_type: WeightType, raw: NDArray[np.uint8]) 
     """f32 fma in 32 lanes, folded in halves (contract 4)."""
     n_tokens, n_cols = x_TK.shape
     padding = -n_cols % N_LANES
-    x_TcJ = np.pad(x_TK, ((0, 0), (0, padding))).reshape(n_tokens, -1, N_LANES)
+    n_steps = (n_cols + padding) // N_LANES
+    x_TcJ = np.pad(x_TK, ((0, 0), (0, padding))).reshape(n_tokens, n_steps, N_LANES)
     y_TN = np.empty((n_tokens, len(raw)), np.float32)
     for piece in _pieces(len(raw), max(n_cols, n_tokens * N_LANES)):
         w_NK = np.pad(dequantize(weight_type, raw[piece]), ((0, 0), (0, padding)))
-        w_NcJ = w_NK.reshape(len(w_NK), -1, N_LANES)
+        w_NcJ = w_NK.reshape(len(w_NK), n_steps, N_LANES)
         partial = np.zeros((n_tokens, len(w_NK), N_LANES), np.float32)
-        for c in range(x_TcJ.shape[1]):
+        for c in range(n_steps):
             partial = fma32(w_NcJ[None, :, c], x_TcJ[:, None, c], partial)
         while partial.shape[2] > 1:
             half = partial.shape[2] // 2
