@@ -224,6 +224,22 @@ def test_no_gpu_is_an_error_with_the_way_out(device: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "machine", "device"),
+    [
+        ({}, CPU, "cpu"),
+        ({"vram_gb": 8}, CPU, "cuda"),
+        ({"device": "cuda"}, CPU, "cuda"),
+        ({}, GPU, "cuda"),
+        ({"device": "cpu"}, GPU, "cpu"),
+    ],
+)
+def test_a_plan_may_be_for_another_machine(
+    given: dict[str, Any], machine: Machine, device: str
+) -> None:
+    assert resolve(load(given), machine, 4096, planning=True).settings.device == device
+
+
+@pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"device": "cpu", "context": 5000}, "--context 5000: .* at most 4096"),

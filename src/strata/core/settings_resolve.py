@@ -29,15 +29,20 @@ class Machine:
     cpu_isas: tuple[str, ...]
 
 
-def resolve(asked: Effective, machine: Machine, model_context_tokens: int) -> Effective:
+def resolve(
+    asked: Effective, machine: Machine, model_context_tokens: int, *, planning: bool = False
+) -> Effective:
     """Settings without automatic values (ram_gb, vram_gb and seed stay: they are measured or drawn
     later).
 
     SettingError when a value asked for cannot be had here: no GPU, an instruction set this CPU
     lacks, a context beyond the model's. A value that was asked for is never replaced.
+
+    planning: nothing will be run, so a GPU that is not here may be planned for (--vram-gb or
+    --device cuda), and when neither asks for one the plan is for the CPU.
     """
     s = asked.settings
-    device = _device(s, machine)
+    device = _planned_device(s, machine) if planning else _device(s, machine)
     worked_out: dict[str, Any] = {
         "device": device,
         "context": _context(s, model_context_tokens),
@@ -61,6 +66,12 @@ def _device(s: Settings, machine: Machine) -> str:
     if s.device == "auto" and s.dtype == "float64":
         raise SettingError("--dtype float64 runs on the CPU only; add --device cpu")
     return "cuda" if s.device == "auto" else s.device
+
+
+def _planned_device(s: Settings, machine: Machine) -> str:
+    if s.device != "auto":
+        return s.device
+    return "cuda" if machine.gpu is not None or s.vram_gb else "cpu"
 
 
 def _context(s: Settings, model_context_tokens: int) -> int:

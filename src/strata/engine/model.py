@@ -121,11 +121,11 @@ class Model:
         """Token ids of a prompt: plain text, ids, or messages for the chat template."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        items = list(prompt)
+        items: list[Any] = list(prompt)
         if items and isinstance(items[0], Mapping):
             return self.tokenizer.chat_prompt(items)
         try:
-            return [int(token) for token in items]  # type: ignore[call-overload]
+            return [int(token) for token in items]
         except (TypeError, ValueError):
             raise InputError(
                 "a prompt is a text, a list of token ids, or a list of messages (role, content)"
