@@ -71,6 +71,10 @@ class ScriptedModelEngine(ScriptedEngine):
         self.report = ["a start-up line"]
         self.closed = False
 
+    def commit(self, n: int) -> None:
+        assert not self.closed
+        super().commit(n)
+
     def close(self) -> None:
         self.closed = True
 
@@ -501,6 +505,18 @@ def test_logpos_setting_writes_while_generating(tmp_path: Path) -> None:
     assert [line[0] for line in lines] == ["1", "2", "3"]
     assert [int(line[1]) for line in lines] == LetterTokenizer(True).encode("ell")
     assert all(len(line) == 10 for line in lines)
+
+
+def test_closing_ends_an_answer_in_progress_first() -> None:
+    model = scripted_model("hello")
+    engine: Any = model.engine
+    answer = model.generate("a")
+    seen = [next(answer).token for _ in range(3)]
+    model.close()
+    assert engine.closed and engine.tokens == [*LetterTokenizer(True).encode("a"), *seen[:2]]
+    with pytest.raises(EngineError):
+        next(answer)
+    model.close()
 
 
 def test_a_failed_answer_leaves_the_model_usable() -> None:

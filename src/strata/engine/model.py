@@ -153,6 +153,7 @@ class Model:
 
     def close(self) -> None:
         """Stop the workers and let the memory go. Closing twice is fine."""
+        self._session.end()
         if self._logpos is not None:
             self._logpos.close()
         self.engine.close()

@@ -102,11 +102,16 @@ class Session:
         self._row: Logits | None = None
         self._answer: Answer | None = None
 
-    def forget(self) -> None:
-        """Drop the kept state; the next prompt is read from its beginning."""
+    def end(self) -> None:
+        """End the answer in progress, if any; what was delivered stays in the state."""
         if self._answer is not None:
             self._answer.close()
-        self._answer, self._row = None, None
+            self._answer = None
+
+    def forget(self) -> None:
+        """Drop the kept state; the next prompt is read from its beginning."""
+        self.end()
+        self._row = None
         self.engine.reset()
 
     def void(self) -> None:
@@ -135,8 +140,7 @@ class Session:
         if len(prompt) > self.engine.context_tokens:
             raise ContextLengthError(len(prompt), self.engine.context_tokens)
         sampler = Sampler(settings, self.engine.n_vocab)
-        if self._answer is not None:
-            self._answer.close()
+        self.end()
         decoder = decoder or self.decoder()
         self._answer = Answer(self, list(prompt), settings, sampler, decoder, progress)
         return self._answer
