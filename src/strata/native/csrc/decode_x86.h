@@ -100,24 +100,27 @@ struct StepMXFP4 {
     }
 };
 
+// The blocks past the end of the row; one group per block.
+inline void end_scales(const Tile& t, bool has_min) {
+    for (int b = t.n_blocks; b < LANES * t.L; b++) {
+        const size_t i = static_cast<size_t>(b % t.L) * LANES + b / t.L;
+        t.scale[i] = -0.0f;
+        if (has_min) t.minimum[i] = 0.0f;
+    }
+}
+
 template <class Step>
 void decode_row_steps(const uint8_t* row, const Tile& t, uint8_t*) {
     constexpr TypeInfo type = TYPE_INFO[static_cast<int>(Step::type)];
     static_assert(type.block_weights == 32 && type.groups == 1);
     __m256i* out = reinterpret_cast<__m256i*>(t.codes);
     for (int j = 0; j < t.L; j++, out += 8) {
-        const uint8_t* block[8];
-        for (int s = 0; s < 8; s++)
-            block[s] = row + static_cast<size_t>(t.block(s, j)) * type.block_bytes;
+        const BlockPointers block(t, row, type.block_bytes, j);
         __m256i u[8];
-        Step::step(block, u, t.scale + LANES * j, t.minimum + LANES * j);
+        Step::step(block.p, u, t.scale + LANES * j, t.minimum + LANES * j);
         for (int i = 0; i < 8; i++) _mm256_store_si256(out + i, u[i]);
     }
-    if (t.n_blocks == t.L * LANES) return;
-    Cursor at(t.L);
-    at.s = t.n_blocks / t.L;
-    at.j = t.n_blocks % t.L;
-    end_scales(t, type, at);
+    end_scales(t, type.has_min);
 }
 
 // Two blocks of 32 share a scale; a byte holds four consecutive codes, so byte v of a block becomes
@@ -150,11 +153,7 @@ inline void decode_row_q2_0(const uint8_t* row, const Tile& t, uint8_t*) {
             _mm256_store_si256(out + v, x);
         }
     }
-    if (t.n_blocks == t.L * LANES) return;
-    Cursor at(t.L);
-    at.s = t.n_blocks / t.L;
-    at.j = t.n_blocks % t.L;
-    end_scales(t, info(Type::Q2_0), at);
+    end_scales(t, false);
 }
 
 }  // namespace

@@ -9,6 +9,25 @@
 namespace strata {
 namespace {
 
+inline void widen_e4m3(const uint8_t* in, int n, float scale, float* w) {
+    int i = 0;
+#if defined(__F16C__)
+    // as f16 bits the number is 2^-8 of its value, also when subnormal; only NaN needs care
+    const __m256i low7 = _mm256_set1_epi32(127);
+    for (; i + 8 <= n; i += 8) {
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(in + i));
+        const __m128i words = _mm_cvtepu8_epi16(bytes);
+        const __m128i number = _mm_slli_epi16(_mm_and_si128(words, _mm_set1_epi16(127)), 7);
+        const __m128i sign = _mm_slli_epi16(_mm_and_si128(words, _mm_set1_epi16(128)), 8);
+        __m256 v = _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(number, sign)), _mm256_set1_ps(256.0f));
+        const __m256i nan = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_cvtepu8_epi32(bytes), low7), low7);
+        v = _mm256_or_ps(v, _mm256_castsi256_ps(nan));
+        _mm256_storeu_ps(w + i, _mm256_mul_ps(v, _mm256_set1_ps(scale)));
+    }
+#endif
+    for (; i < n; i++) w[i] = tables.e4m3[in[i]] * scale;
+}
+
 // Widen one row to f32 [padded_32(n_cols)]; the padding is 0.
 inline void widen_row(Type type, const uint8_t* row, int n_cols, float* w) {
     switch (type) {
@@ -34,17 +53,13 @@ inline void widen_row(Type type, const uint8_t* row, int n_cols, float* w) {
                 w[i] = static_cast<float>(d);
             }
             break;
-        case Type::F8_E4M3:
-            for (int i = 0; i < n_cols; i++) w[i] = tables.e4m3[row[i]];
-            break;
+        case Type::F8_E4M3: widen_e4m3(row, n_cols, 1.0f, w); break;
         case Type::F8_E5M2:
             for (int i = 0; i < n_cols; i++) w[i] = tables.e5m2[row[i]];
             break;
         default:  // F8_E4M3_B128
-            for (int b = 0; b < n_cols / 128; b++, row += 132) {
-                const float scale = load_f32(row + 128);
-                for (int i = 0; i < 128; i++) w[128 * b + i] = tables.e4m3[row[i]] * scale;
-            }
+            for (int b = 0; b < n_cols / 128; b++, row += 132)
+                widen_e4m3(row, 128, load_f32(row + 128), w + 128 * b);
     }
     for (int i = n_cols; i < padded_32(n_cols); i++) w[i] = 0.0f;
 }
@@ -93,6 +108,9 @@ void dot_float(const float* w, int n, const void* const* rows, float* y) {
 #endif
 
 inline constexpr int MAX_FLOAT_TOKENS = 3;
+
+// How many of the tokens left to take together: four go as two and two.
+inline int float_tokens(int left) { return left == 4 ? 2 : left < MAX_FLOAT_TOKENS ? left : MAX_FLOAT_TOKENS; }
 
 inline void dot_floats(const float* w, int n, const void* const* rows, int n_tokens, float* y) {
     if (n_tokens == 1) dot_float<1>(w, n, rows, y);

@@ -13,7 +13,7 @@
 namespace strata {
 namespace {
 
-using DecodeRow = void (*)(const uint8_t* row, const Tile& tile, uint8_t* plain);
+using DecodeRow = void (*)(const uint8_t* row, const Tile& tile, uint8_t* memory);
 
 DecodeRow decoder_of(Type type) {
     switch (type) {
@@ -74,7 +74,7 @@ size_t tile_bytes_of(Type type, int n_cols) {
 
 size_t scratch_bytes(Type type, int n_cols, int n_tokens) {
     const size_t tile = tile_bytes_of(type, n_cols);
-    return tile * rows_per_pass(tile, n_tokens, MOST_ROWS) + n_cols + 64;
+    return tile * rows_per_pass(tile, n_tokens, MOST_ROWS) + PlainRow::bytes(n_steps(n_cols));
 }
 
 inline void finish(const RowsArgs& a, int r, int t, float y) {
@@ -120,9 +120,8 @@ void float_rows(const RowsArgs& a, uint8_t* scratch) {
             if (!in_place) widen_row(a.type, row, a.n_cols, wide);
             w[r] = in_place ? reinterpret_cast<const float*>(row) : wide;
         }
-        for (int t = 0; t < a.n_tokens; t += MAX_FLOAT_TOKENS) {
-            const int left = a.n_tokens - t;
-            const int n_tokens = left < MAX_FLOAT_TOKENS ? left : MAX_FLOAT_TOKENS;
+        for (int t = 0, n_tokens; t < a.n_tokens; t += n_tokens) {
+            n_tokens = float_tokens(a.n_tokens - t);
             for (int r = 0; r < n; r++) {
                 float y[MAX_FLOAT_TOKENS];
                 dot_floats(w[r], n_padded, a.activations + t, n_tokens, y);
@@ -147,12 +146,12 @@ void dequantize(Type type, const uint8_t* row, int n_cols, float* out, uint8_t* 
     }
     const Tile tile(t, n_cols, scratch);
     decoder_of(type)(row, tile, scratch + tile_bytes_of(type, n_cols));
-    Cursor at(tile.L);
-    for (int b = 0; b < tile.n_blocks; b++, at.next())
+    for (int b = 0; b < tile.n_blocks; b++)
         for (int i = 0; i < 32; i++) {
-            const uint8_t u = tile.codes[static_cast<size_t>(at.j) * STEP_BYTES + i / 4 * 32 + 4 * at.s + i % 4];
+            const int s = b / tile.L, j = b % tile.L;
+            const uint8_t u = tile.codes[static_cast<size_t>(j) * STEP_BYTES + i / 4 * 32 + 4 * s + i % 4];
             const int code = t.fit == 0 ? static_cast<int8_t>(u) : t.mul * u - t.bias;
-            const size_t g = (static_cast<size_t>(at.j) * t.groups + i * t.groups / 32) * LANES + at.s;
+            const size_t g = (static_cast<size_t>(j) * t.groups + i * t.groups / 32) * LANES + s;
             float w = static_cast<float>(code) * tile.scale[g];
             if (t.has_min) w = w - tile.minimum[g];
             out[32 * b + i] = w;
