@@ -14,10 +14,10 @@ from typing import Protocol
 
 import torch
 
-from strata.core.errors import UnsupportedError
 from strata.kernels.attention import attention
 from strata.kernels.gdn import causal_conv, gated_norm, gates, recurrence
 from strata.kernels.hyper import mix
+from strata.kernels.linear import linear
 from strata.kernels.qsa import block_keys, select_blocks
 from strata.kernels.rms_norm import rms_norm
 from strata.kernels.rotary import RotaryLike, rotary
@@ -76,7 +76,7 @@ class Ops:
     gdn_recurrence: Callable[
         [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor
     ]
-    """(q_THK, k_THK, v_TJV, keep_TJ, beta_TJ, key_head_J, state_in_JKV, state_out_JKV) -> [T, J, V],
+    """(q_THK, k_THK, v_TJV, keep_TJ, beta_TJ, key_head_J, state_in, state_out) -> [T, J, V],
     ``kernels/gdn``."""
     gated_norm: Callable[[Tensor, Tensor, Tensor, float, str], Tensor]
     """(o_TJV, z_TJV, weight_V, eps, "silu" or "sigmoid") -> [T, J, V], ``kernels/gdn``."""
@@ -84,24 +84,14 @@ class Ops:
     """(normed_TCD, gate_TCD) -> [T, D], ``kernels/hyper``."""
 
 
-def _float_linear(x_TK: Tensor, w: Weight) -> Tensor:
-    """Product with an F32 matrix, one token at a time so that a token's bits do not depend on T."""
-    if w.type != "F32":
-        raise UnsupportedError(
-            f"weight type {w.type}: the plain product knows F32 only; convert the matrix to F32"
-        )
-    matrix = w.data.view(torch.float32).view(w.n_rows, w.n_cols).to(x_TK.dtype)
-    y_TN = x_TK.new_empty(x_TK.shape[0], w.n_rows)
-    for t in range(x_TK.shape[0]):
-        y_TN[t] = matrix @ x_TK[t].clone()
-    return y_TN * w.scale if w.scale != 1.0 else y_TN
-
-
 def reference_ops(dtype: torch.dtype = torch.float32) -> Ops:
-    """The plain torch ops for activations of that dtype (float32 or float64)."""
+    """The plain torch ops for activations of that dtype (float32 or float64).
+
+    ``linear`` decodes the weights to dtype for every product and does not round activations.
+    """
     return Ops(
         dtype=dtype,
-        linear=_float_linear,
+        linear=lambda x, w: linear(x, w, dtype),
         rms_norm=rms_norm,
         rotary=rotary,
         attention=attention,

@@ -25,6 +25,16 @@ def block_keys(
     return rotary(key_md.unsqueeze(1), first_m, spec).squeeze(1)
 
 
+def _best(score_B: torch.Tensor, n: int) -> torch.Tensor:
+    """Ascending indices of the n largest; of equal ones the lower index comes first."""
+    # the n-th value is the same for every order of ties, topk's indices are not
+    least = score_B.topk(n).values[-1]
+    above = score_B > least
+    ties = (score_B == least).nonzero().squeeze(-1)
+    above[ties[: n - int(above.sum())]] = True
+    return above.nonzero().squeeze(-1)
+
+
 def select_blocks(
     q_TId: torch.Tensor, key_Bd: torch.Tensor, start: int, block_tokens: int, budget_blocks: int
 ) -> torch.Tensor:
@@ -40,8 +50,8 @@ def select_blocks(
         # BLAS may round by alignment; a fresh copy has the same one wherever the token stands
         score_BI = key_Bd[:n_blocks] @ q_TId[t].clone().t()
         score_B = score_BI.clamp_(min=0).sum(-1) / math.sqrt(dim)
-        order = torch.sort(score_B, descending=True, stable=True).indices
-        kept[t] = order[:budget_blocks].sort().values.to(torch.int32)
+        best = _best(score_B, budget_blocks)
+        kept[t, : len(best)] = best
     return kept
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import torch
 
-# Rows summed at once. Blocks that stay in the CPU's cache took 12 ms for 4096 rows of 2560, one
+# Numbers summed at once: blocks that stay in the CPU's cache took 12 ms for 4096 rows of 2560, one
 # pass over all rows 129 ms (Zen 3, one thread).
-_ROWS = 32
+_BLOCK = 1 << 16
 
 
 def _inverse_rms(x_Rn: torch.Tensor, eps: float) -> torch.Tensor:
     """1 / sqrt(mean square + eps) of each contiguous row, [R, 1] in x's dtype."""
     sum_R = torch.empty(x_Rn.shape[0], dtype=torch.float64, device=x_Rn.device)
-    for i in range(0, x_Rn.shape[0], _ROWS):
-        sum_R[i : i + _ROWS] = x_Rn[i : i + _ROWS].double().square().sum(-1)
+    step = max(1, _BLOCK // x_Rn.shape[1])
+    for i in range(0, x_Rn.shape[0], step):
+        sum_R[i : i + step] = x_Rn[i : i + step].double().square().sum(-1)
     return (sum_R / x_Rn.shape[-1] + eps).sqrt_().reciprocal_().to(x_Rn.dtype).unsqueeze(-1)
 
 
