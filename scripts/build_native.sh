@@ -11,5 +11,9 @@ command -v ninja >/dev/null && generator="-G Ninja"
 # shellcheck disable=SC2086
 cmake -S "$root" -B "$build" $generator -DPython_EXECUTABLE="$(command -v "$python")" >/dev/null
 cmake --build "$build" --parallel "${JOBS:-2}"
-cmake --install "$build" --prefix "$root/src" >/dev/null
-ls "$root"/src/strata/native/_native*.so
+cmake --install "$build" --prefix "$build/stage" >/dev/null
+# a rename leaves processes that have the old file loaded alone
+for file in "$build"/stage/strata/native/_native*.so; do
+    to="$root/src/strata/native/$(basename "$file")"
+    cp "$file" "$to.new" && mv -f "$to.new" "$to" && echo "$to"
+done

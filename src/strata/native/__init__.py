@@ -1,6 +1,6 @@
 """The C++ CPU pool and its row kernels, and their typed Python face.
 
-CpuPool        products with a weight matrix, experts' rows (asynchronous), attention, gated delta rule
+CpuPool        products with a matrix, experts' rows (asynchronous), attention, gated delta rule
 available_isas instruction sets that can run here; results have the same bits on all of them
 dequantize, quantize_activations   single steps, for tests and tools
 """

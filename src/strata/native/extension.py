@@ -1,4 +1,4 @@
-"""Loads the C++ extension and hands it the grids of the IQ types. Everything in native imports it from here."""
+"""Loads the C++ extension and hands it the grids of the IQ types; all of native imports it here."""
 
 from __future__ import annotations
 

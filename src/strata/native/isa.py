@@ -13,9 +13,7 @@ from strata.native.extension import _native
 REQUIRED_FLAGS: dict[str, frozenset[str]] = {
     "portable": frozenset(),
     "avx2": frozenset({"avx2", "fma", "f16c"}),
-    "avx512": frozenset(
-        {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512vnni"}
-    ),
+    "avx512": frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512vnni"}),
 }
 """What the processor must offer for each set, slowest set first."""
 
@@ -32,9 +30,8 @@ def available_isas(flags: Iterable[str] | None = None) -> tuple[str, ...]:
     return tuple(isa for isa, need in REQUIRED_FLAGS.items() if isa in built and need <= found)
 
 
-def pick_isa(isa: str = "auto", flags: Iterable[str] | None = None) -> str:
-    """The set to use; SettingError when the one asked for is unknown or cannot run here."""
-    available = available_isas(flags)
+def pick_isa(isa: str, available: tuple[str, ...]) -> str:
+    """The set to use; SettingError when the one asked for is unknown or not among those available."""
     if isa == "auto":
         return available[-1]
     if isa not in REQUIRED_FLAGS:

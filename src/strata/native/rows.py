@@ -8,7 +8,7 @@ import numpy.typing as npt
 from strata.core.errors import FormatError, UnsupportedError
 from strata.formats.weight_types import TYPES
 from strata.native.extension import _native
-from strata.native.isa import pick_isa
+from strata.native.isa import available_isas, pick_isa
 
 KERNEL_TYPES = frozenset(row[0] for row in _native.type_table())
 """Names of the weight types that the row kernels know."""
@@ -19,12 +19,13 @@ def dequantize(
 ) -> npt.NDArray[np.float32]:
     """Rows uint8 [rows, row_bytes] as f32 [rows, n], decoded by the kernels' own decoders.
 
-    UnsupportedError for a type without kernels, FormatError when the rows are not whole blocks (of 32 at least).
+    UnsupportedError for a type without kernels, FormatError when the rows are not whole blocks.
     """
     if type_name not in KERNEL_TYPES:
         raise UnsupportedError(f"no row kernels for weight type {type_name}")
     kind = TYPES[type_name]
-    if raw.dtype != np.uint8 or raw.ndim != 2 or raw.shape[1] % kind.block_bytes or not raw.shape[1]:
+    whole = raw.ndim == 2 and raw.shape[1] > 0 and raw.shape[1] % kind.block_bytes == 0
+    if raw.dtype != np.uint8 or not whole:
         raise FormatError(
             f"{raw.dtype} array of shape {list(raw.shape)} is not rows of {type_name}, which needs "
             f"uint8 [rows, multiple of {kind.block_bytes}]"
@@ -33,7 +34,12 @@ def dequantize(
     n_cols = raw.shape[1] // kind.block_bytes * kind.block_weights
     out = np.empty((raw.shape[0], n_cols), np.float32)
     _native.dequantize(
-        pick_isa(isa), type_name, raw.ctypes.data, raw.shape[0], n_cols, out.ctypes.data
+        pick_isa(isa, available_isas()),
+        type_name,
+        raw.ctypes.data,
+        raw.shape[0],
+        n_cols,
+        out.ctypes.data,
     )
     return out
 
@@ -53,7 +59,7 @@ def quantize_activations(
     scale = np.empty((n_rows, n_cols // 32), np.float32)
     half = np.empty((n_rows, n_cols // 16), np.int32)
     _native.quantize(
-        pick_isa(isa),
+        pick_isa(isa, available_isas()),
         x_TK.ctypes.data,
         n_rows,
         n_cols,

@@ -1,4 +1,4 @@
-"""Which CPUs this process may use, and where workers go: cores first, siblings last, NUMA nodes in turn.
+"""Which CPUs this process may use, and where workers go: cores first, siblings last, nodes in turn.
 
 Reads /proc and /sys (or a copy of them under another root); knows no threads and no experts.
 """
@@ -27,7 +27,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Topology:
-    """The logical CPUs that this process may use, and the cgroup's quota in CPUs (None: no quota)."""
+    """The logical CPUs that this process may use; the cgroup's quota in CPUs (None: no quota)."""
 
     cpus: tuple[Cpu, ...]
     quota_cpus: float | None = None
@@ -77,9 +77,9 @@ def format_cpu_list(cpus: Collection[int]) -> str:
 
 
 def read_topology(root: Path | None = None, allowed: Collection[int] | None = None) -> Topology:
-    """The usable CPUs of this machine. Files that a system lacks count as one node, one thread a core.
+    """The usable CPUs of this machine; where files are lacking: one node, one thread a core.
 
-    root: directory that holds "sys" and "proc" (tests); allowed: instead of the process's affinity.
+    root: directory that holds "sys" and "proc" (tests); allowed: instead of the affinity.
     """
     base = root or Path("/")
     if allowed is None:
