@@ -5,6 +5,7 @@ engine.
 from __future__ import annotations
 
 import io
+import logging
 import math
 import signal
 import subprocess
@@ -218,6 +219,18 @@ def test_exit_codes(
     monkeypatch.setattr(cli, "_dispatch", fail)
     assert cli.main([]) == code
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_warnings_of_the_library_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warn(given: list[str]) -> int:
+        logging.getLogger("strata.formats.anything").warning("odd file")
+        return 0
+
+    monkeypatch.setattr(cli, "_dispatch", warn)
+    assert cli.main([]) == 0
+    assert capsys.readouterr().err == "warning: odd file\n"
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

@@ -15,6 +15,7 @@ from difflib import get_close_matches
 
 from strata import __version__
 from strata.core.errors import InputError, StrataError
+from strata.core.log import LOG, log_to
 
 COMMANDS = {
     "run": "answer one prompt",
@@ -44,6 +45,7 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    handler = log_to()
     try:
         code = _dispatch(given)
         sys.stdout.flush()
@@ -65,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         print("strata: out of memory; see strata plan for what the model takes", file=sys.stderr)
         return 1
+    finally:
+        LOG.removeHandler(handler)
 
 
 def _dispatch(given: list[str]) -> int:
