@@ -37,7 +37,7 @@ _SIGNS_7 = _sign_factors(7)
 _SIGNS_8 = _sign_factors(8)
 
 
-def _interleaved_nibbles(packed: U8) -> U8:
+def interleaved_nibbles(packed: U8) -> U8:
     """[B, m] -> [B, 2m]: low half, high half of each byte in turn."""
     return np.stack((packed & 15, packed >> 4), axis=2).reshape(len(packed), -1)
 
@@ -64,7 +64,7 @@ def _iq2_xs(blocks: U8) -> Parts:
     # per 8 weights a word: 9 bits of grid, 7 of signs
     words = u16_at(blocks, 2, 32)
     codes = grid("IQ2_XS")[words & 511] * _SIGNS_7[words >> 9]
-    scale = _HALF + _interleaved_nibbles(blocks[:, 66:74])
+    scale = _HALF + interleaved_nibbles(blocks[:, 66:74])
     return codes.reshape(-1, 256), f16_at(blocks, 0) * scale * np.float32(0.25), None
 
 
@@ -72,7 +72,7 @@ def _iq2_s(blocks: U8) -> Parts:
     top = blocks[:, 66:74, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
     index = blocks[:, 2:34] | top.reshape(-1, 32).astype(np.uint16) << 8
     codes = grid("IQ2_S")[index] * _SIGNS_8[blocks[:, 34:66]]
-    scale = _HALF + _interleaved_nibbles(blocks[:, 74:82])
+    scale = _HALF + interleaved_nibbles(blocks[:, 74:82])
     return codes.reshape(-1, 256), f16_at(blocks, 0) * scale * np.float32(0.25), None
 
 
@@ -86,7 +86,7 @@ def _iq3_s(blocks: U8) -> Parts:
     top = np.unpackbits(blocks[:, 66:74], axis=1, bitorder="little")
     index = blocks[:, 2:66] | top.astype(np.uint16) << 8
     signs = _SIGNS_8[blocks[:, 74:106]].reshape(-1, 256)
-    scale = f16_at(blocks, 0) * (1 + 2 * _interleaved_nibbles(blocks[:, 106:110]))
+    scale = f16_at(blocks, 0) * (1 + 2 * interleaved_nibbles(blocks[:, 106:110]))
     return grid("IQ3_S")[index].reshape(-1, 256) * signs, scale, None
 
 
@@ -109,7 +109,7 @@ def _iq1_s(blocks: U8) -> Parts:
 def _iq1_m(blocks: U8) -> Parts:
     # per 8 weights a nibble: 3 high grid bits and the sign of the shift; per 16 a 3-bit scale, four
     # to a word; the top nibbles of the four words are the f16
-    fields = _interleaved_nibbles(blocks[:, 32:48])
+    fields = interleaved_nibbles(blocks[:, 32:48])
     index = blocks[:, :32] | (fields & 7).astype(np.uint16) << _EIGHT
     codes = _iq1_codes(index, fields >= 8)
     words = u16_at(blocks, 48, 4)
@@ -127,7 +127,7 @@ def _iq4_nl(blocks: U8) -> Parts:
 def _iq4_xs(blocks: U8) -> Parts:
     codes = IQ4_CODES[nibbles(blocks[:, 8:].reshape(-1, 16))].reshape(-1, 256)
     top = u16_at(blocks, 2, 1) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-    six_bits = _interleaved_nibbles(blocks[:, 4:8]) | top << 4
+    six_bits = interleaved_nibbles(blocks[:, 4:8]) | top << 4
     return codes, f16_at(blocks, 0) * (six_bits.astype(np.float32) - 32), None
 
 

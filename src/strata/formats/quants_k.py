@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from strata.formats.quants_simple import U8, Decoder, Parts, f16_at, nibbles, signed
+from strata.formats.quants_simple import I8, U8, Decoder, Parts, f16_at, nibbles, signed
 
 _PAIRS = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
 _BITS = np.arange(8, dtype=np.uint8)[:, None]
@@ -31,12 +31,19 @@ def _four_bits(packed: U8) -> U8:
     return np.stack((runs & 15, runs >> 4), axis=2).reshape(-1, 256)
 
 
-def _sub_scales(packed: U8) -> tuple[U8, U8]:
+def k_sub_scales(packed: U8) -> tuple[U8, U8]:
     """The 12 bytes of Q4_K and Q5_K: eight 6-bit scales and eight 6-bit minima, [B, 8] each."""
     a, b, c = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scale = np.concatenate((a & 63, c & 15 | a >> 6 << 4), axis=1)
     minimum = np.concatenate((b & 63, c >> 4 | b >> 6 << 4), axis=1)
     return scale, minimum
+
+
+def q3_k_sub_scales(blocks: U8) -> I8:
+    """The sixteen 6-bit scales of Q3_K, -32..31: [B, 16]."""
+    low, high = blocks[:, 96:104], blocks[:, 104:108]
+    top = (high[:, None, :] >> _PAIRS & _THREE).reshape(-1, 16)
+    return signed(nibbles(low) | top << _FOUR, 32)
 
 
 def _q2_k(blocks: U8) -> Parts:
@@ -48,20 +55,17 @@ def _q2_k(blocks: U8) -> Parts:
 def _q3_k(blocks: U8) -> Parts:
     # the high bit counts +4; codes are stored +4
     codes = signed(_two_bits(blocks[:, 32:96]) | _one_bit(blocks[:, :32]) << _TWO, 4)
-    low, high = blocks[:, 96:104], blocks[:, 104:108]
-    top = (high[:, None, :] >> _PAIRS & _THREE).reshape(-1, 16)
-    six_bits = nibbles(low) | top << _FOUR
-    return codes, f16_at(blocks, 108) * signed(six_bits, 32), None
+    return codes, f16_at(blocks, 108) * q3_k_sub_scales(blocks), None
 
 
 def _q4_k(blocks: U8) -> Parts:
-    scale, minimum = _sub_scales(blocks[:, 4:16])
+    scale, minimum = k_sub_scales(blocks[:, 4:16])
     codes = _four_bits(blocks[:, 16:144]).view(np.int8)
     return codes, f16_at(blocks, 0) * scale, f16_at(blocks, 2) * minimum
 
 
 def _q5_k(blocks: U8) -> Parts:
-    scale, minimum = _sub_scales(blocks[:, 4:16])
+    scale, minimum = k_sub_scales(blocks[:, 4:16])
     codes = _four_bits(blocks[:, 48:176]) | _one_bit(blocks[:, 16:48]) << 4
     return codes.view(np.int8), f16_at(blocks, 0) * scale, f16_at(blocks, 2) * minimum
 
