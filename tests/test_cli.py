@@ -225,6 +225,7 @@ def test_warnings_of_the_library_are_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def warn(given: list[str]) -> int:
+        logging.getLogger("strata.formats.anything").info("unheard")
         logging.getLogger("strata.formats.anything").warning("odd file")
         return 0
 

@@ -45,7 +45,7 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    handler = log_to()
+    handler = log_to(quiet=True)  # what is in effect is in the start-up report
     try:
         code = _dispatch(given)
         sys.stdout.flush()
