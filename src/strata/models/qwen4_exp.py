@@ -139,9 +139,10 @@ def _hf_spec(ckpt: Checkpoint) -> ModelSpec:
     if config.get("output_gate_type") == "sigmoid":
         gate = "sigmoid"
     rotary = hf_rotary(config, trunk.head_dim, Defaults())
-    attention = _attention(trunk, rotary, _hf_indexer(config))
-    moe = hf_softmax_moe(config, True, config.size("shared_expert_intermediate_size"))
     recurrent = hf_recurrent(config, trunk, ("full_attention", "indexed_attention"))
+    indexer = None if all(recurrent) else _hf_indexer(config)
+    attention = _attention(trunk, rotary, indexer)
+    moe = hf_softmax_moe(config, True, config.size("shared_expert_intermediate_size"))
     layers = _layers(recurrent, hf_gdn(config, gate), attention, moe, _hf_ngrams(ckpt, config))
     return trunk.spec(
         "qwen4_exp",
@@ -151,10 +152,7 @@ def _hf_spec(ckpt: Checkpoint) -> ModelSpec:
     )
 
 
-def _hf_indexer(config: Config) -> IndexerSpec | None:
-    """None when the config names no indexer: attention is dense then."""
-    if not config.has("indexer_n_heads"):
-        return None
+def _hf_indexer(config: Config) -> IndexerSpec:
     return IndexerSpec(
         n_heads=config.size("indexer_n_heads"),
         head_dim=config.size("indexer_head_dim"),

@@ -140,11 +140,11 @@ def gguf_rotary(
         raise meta.unsupported("rope.scaling.type", kind, "'none' beside a rope_freqs tensor")
     if kind == "none":
         return plain(theta, n_dims, pairing)
+    if kind not in ("linear", "yarn"):
+        raise meta.unsupported("rope.scaling.type", kind, GGUF_TYPES)
     factor = meta.number("rope.scaling.factor", "rope.scale_linear")
     if kind == "linear":
         return linear(theta, n_dims, factor, pairing)
-    if kind != "yarn":
-        raise meta.unsupported("rope.scaling.type", kind, GGUF_TYPES)
     meta.require("rope.scaling.yarn_ext_factor", 1.0)
     return yarn(
         theta,

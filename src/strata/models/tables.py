@@ -114,8 +114,9 @@ def experts_from(layouts: dict[int, ExpertLayout], spec: ModelSpec) -> Checkpoin
 def hf_experts(ckpt: Checkpoint, spec: ModelSpec) -> CheckpointExperts:
     """Experts in whichever of the three layouts lies under "layers.<l>.mlp.experts."."""
     layouts: dict[int, ExpertLayout] = {}
+    top = hf_top(ckpt)
     for index, sizes in expert_sizes(spec).items():
-        prefix = f"{hf_top(ckpt)}layers.{index}.mlp.experts."
+        prefix = f"{top}layers.{index}.mlp.experts."
         fused = _either(ckpt, prefix + "gate_up_proj")
         if fused in ckpt.tensors:
             down = _either(ckpt, prefix + "down_proj")
