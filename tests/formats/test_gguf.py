@@ -55,6 +55,7 @@ def test_numeric_arrays_are_numpy(tmp_path: Path, kind: str, items: list[Any]) -
     assert isinstance(array, np.ndarray) and not array.flags.writeable
     expected = np.array(items, {"f32": np.float32, "f64": np.float64}.get(kind, object))
     assert array.tolist() == expected.tolist()
+    assert (array.dtype == np.bool_) == (kind == "bool")
     assert opened.metadata_types["list"] == f"array of {kind}"
 
 

@@ -78,6 +78,13 @@ def test_lengths_that_lie(tmp_path: Path, name: str) -> None:
     assert seconds < 1 and peak_bytes < 50e6
 
 
+def test_last_string_past_the_end_is_named(tmp_path: Path) -> None:
+    # expectation: also the very last bytes of a file are checked, where nothing follows
+    content = header_bytes(0, 1) + array_head("k", 8, 1) + struct.pack("<Q", 5) + b"abc"
+    message = refused(tmp_path / "lie.gguf", content)
+    assert "the 1 strings of 'k' run past the end" in message
+
+
 def test_deep_nesting_is_refused(tmp_path: Path) -> None:
     # expectation: no recursion error; 12 bytes a level would allow 80,000 levels in a MB
     content = header_bytes(0, 1) + string("k") + struct.pack("<I", 9)
@@ -170,6 +177,12 @@ def test_empty_tensor_cannot_hide_an_absurd_axis(tmp_path: Path) -> None:
     # expectation: numpy refuses such a shape even with 0 elements, so we must before it
     content = gguf_bytes([], [Tensor("t", (0, 2**63), 0, b"")])
     assert "not credible" in refused(tmp_path / "a.gguf", content)
+
+
+def test_more_axes_than_ggml_has(tmp_path: Path) -> None:
+    # expectation: GGML_MAX_DIMS is 4
+    content = gguf_bytes([], [Tensor("t", (1, 1, 1, 1, 8), 0, bytes(32))])
+    assert "5 axes" in refused(tmp_path / "a.gguf", content)
 
 
 def test_rows_must_be_whole_blocks(tmp_path: Path) -> None:

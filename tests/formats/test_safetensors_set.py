@@ -82,7 +82,7 @@ def test_cut_second_file(tmp_path: Path) -> None:
 
 def test_tensor_listed_but_not_in_its_file(tmp_path: Path) -> None:
     # expectation: an index that promises more than its files hold belongs to another version
-    index = write_indexed(tmp_path, PARTS)
+    index = write_indexed(tmp_path, PARTS | {SECOND: {"m": f32(32), "n": f32(4)}})
     listing = json.loads(index.read_text())
     listing["weight_map"] |= {"ghost": FIRST, "m": FIRST, "z": FIRST}
     index.write_text(json.dumps(listing))
