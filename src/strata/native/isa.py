@@ -31,7 +31,7 @@ def available_isas(flags: Iterable[str] | None = None) -> tuple[str, ...]:
 
 
 def pick_isa(isa: str, available: tuple[str, ...]) -> str:
-    """The set to use; SettingError when the one asked for is unknown or not among those available."""
+    """The set to use; SettingError when the one asked for is unknown or not available."""
     if isa == "auto":
         return available[-1]
     if isa not in REQUIRED_FLAGS:

@@ -206,7 +206,7 @@ class CpuPool:
         return out
 
     def counters(self) -> dict[str, int]:
-        """Since the start: quantize_ns and compute_ns of all workers, wait_ns, works, tasks, sleeps."""
+        """Since the start: quantize_ns, compute_ns (all workers), wait_ns, works, tasks, sleeps."""
         return self._pool.counters()
 
     def close(self) -> None:
