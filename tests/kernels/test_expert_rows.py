@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from strata.core.errors import FormatError, UnsupportedError
 from strata.formats.quants import dequantize
+from strata.formats.tiles import encode, tile_plan
 from strata.formats.weight_types import TYPES
 from strata.kernels.expert_rows import expert_rows_contract, expert_rows_plain, layout
 from tests import ggml_ref
@@ -17,6 +18,7 @@ from tests.kernels import scalar_contract as scalar
 from tests.kernels.test_linear import make_weight, same_bits, scalar_products
 
 STORED = sorted(t.name for t in TYPES.values() if t.kind != "integer")
+LAYOUT = st.sampled_from(["native", "tiles"])
 
 
 def fill(shape, rng):
@@ -30,8 +32,10 @@ def fill(shape, rng):
         ("down", shape.down_type, d, f, shape.down_offset),
     ):
         parts[name] = make_weight(kind, rows, cols, rng)
-        raw = parts[name].data.numpy().reshape(-1)
-        blob[offset : offset + raw.size] = raw
+        raw = parts[name].data.numpy()
+        if getattr(shape, name + "_layout") == "tiles":
+            raw = encode(kind, raw)
+        blob[offset : offset + raw.size] = raw.reshape(-1)
     for name, count, offset in (
         ("gate_bias", f, shape.gate_bias_offset),
         ("up_bias", f, shape.up_bias_offset),
@@ -82,6 +86,25 @@ def test_contract_rows_equal_scalar_transcription(d, f, types, bias, scales, act
     same_bits(y, by_hand(shape, parts, x))
     one = expert_rows_contract(shape, blob, torch.from_numpy(x[-1:].copy()))
     same_bits(y[-1:], one)
+
+
+@pytest.mark.parametrize(("d", "f", "types", "bias", "scales", "activation"), CASES)
+def test_tiles_give_the_bits_of_the_rows(d, f, types, bias, scales, activation):
+    """Expectation: decision 003: tiles are the same numbers, so products have the same bits."""
+    tiled = ["native" if TYPES[t].kind == "float" else "tiles" for t in types]
+    form = {"bias": bias, "scales": scales, "activation": activation, "swiglu_limit": 3.0}
+    x = torch.from_numpy(np.random.default_rng(4).standard_normal((3, d)).astype(np.float32))
+    native = layout(d, f, types, **form)
+    blob, _ = fill(native, np.random.default_rng(9))
+    expected = expert_rows_contract(native, blob, x)
+    plain = expert_rows_plain(native, blob, x, torch.float64)
+    one, none = ("native", tiled[1], "native"), ("native",) * 3
+    for layouts in (tuple(tiled), one, (tiled[0], "native", tiled[2])):
+        shape = layout(d, f, types, layouts=layouts, **form)
+        assert shape.layouts == layouts and (shape == native) == (layouts == none)
+        blob, _ = fill(shape, np.random.default_rng(9))
+        same_bits(expert_rows_contract(shape, blob, x), expected)
+        assert torch.equal(expert_rows_plain(shape, blob, x, torch.float64), plain)
 
 
 @pytest.mark.parametrize(("d", "f", "types", "bias", "scales", "activation"), CASES)
@@ -163,18 +186,28 @@ def test_extreme_activations(name):
 @settings(max_examples=60, deadline=None)
 @given(
     types=st.tuples(*[st.sampled_from(STORED)] * 3),
+    layouts=st.tuples(LAYOUT, LAYOUT, LAYOUT),
     d=st.integers(1, 4).map(lambda i: 256 * i),
     f=st.integers(1, 4).map(lambda i: 256 * i),
     bias=st.booleans(),
     scales=st.booleans(),
 )
-def test_layout_places_pieces_apart_and_aligned(types, d, f, bias, scales):
-    """Expectation: sizes from the table of types; 64-byte alignment; no overlap; all inside."""
-    s = layout(d, f, types, bias=bias, scales=scales)
+def test_layout_places_pieces_apart_and_aligned(types, layouts, d, f, bias, scales):
+    """Expectation: sizes from the tables of types and tiles; 64-byte alignment, 128 with tiles."""
+    pairs = list(zip(types, layouts, strict=True))
+    layouts = tuple("native" if TYPES[t].kind == "float" else how for t, how in pairs)
+    s = layout(d, f, types, bias=bias, scales=scales, layouts=layouts)
+    align = 128 if "tiles" in layouts else 64
+
+    def size(i, rows, cols):
+        if layouts[i] == "tiles":
+            return tile_plan(types[i], rows, cols).n_bytes
+        return rows * TYPES[types[i]].row_bytes(cols)
+
     pieces = [
-        (s.gate_offset, f * TYPES[types[0]].row_bytes(d)),
-        (s.up_offset, f * TYPES[types[1]].row_bytes(d)),
-        (s.down_offset, d * TYPES[types[2]].row_bytes(f)),
+        (s.gate_offset, size(0, f, d)),
+        (s.up_offset, size(1, f, d)),
+        (s.down_offset, size(2, d, f)),
     ]
     assert s.weight_bytes == sum(size for _, size in pieces)
     bias_offsets = (s.gate_bias_offset, s.up_bias_offset, s.down_bias_offset)
@@ -188,9 +221,9 @@ def test_layout_places_pieces_apart_and_aligned(types, d, f, bias, scales):
         assert s.scale_offset == -1
     end = 0
     for offset, size in sorted(pieces):
-        assert offset % 64 == 0 and offset >= end
+        assert offset % align == 0 and offset >= end
         end = offset + size
-    assert s.blob_bytes % 64 == 0 and 0 <= s.blob_bytes - end < 64
+    assert s.blob_bytes % align == 0 and 0 <= s.blob_bytes - end < align
 
 
 def test_layout_refusals():
@@ -201,3 +234,5 @@ def test_layout_refusals():
         layout(64, 64, ("F32", "I32", "F32"))
     with pytest.raises(UnsupportedError, match="'relu'.*silu"):
         layout(64, 64, ("F32", "F32", "F32"), activation="relu")
+    with pytest.raises(UnsupportedError, match="down matrix of type F16 has no tiles"):
+        layout(64, 64, ("Q8_0", "Q8_0", "F16"), layouts=("tiles", "tiles", "tiles"))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.formats.quants import decode, dequantize
+from strata.formats.tiles import encode
 from strata.formats.weight_types import TYPES
 from strata.kernels.linear import linear, linear_contract
 from strata.kernels.numerics import quantize_activations
@@ -221,3 +222,18 @@ def test_pieces_do_not_show():
         same_bits(whole[:, start : start + 1], linear_contract(x, part))
     assert linear_contract(x[:0], w).shape == (0, 1100)
     assert linear_contract(x[:0], make_weight("F16", 3, 1024, rng)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_tiles_give_the_bits_of_the_rows(name):
+    """Expectation: decision 003: tiles hold the same numbers, so both products have the same bits."""
+    rng = np.random.default_rng(TYPES[name].ggml_id)
+    w = make_weight(name, 37, n_cols_of(name, 20), rng, scale=0.75)
+    data = torch.from_numpy(encode(name, w.data.numpy()))
+    tiles = Weight(name, w.n_rows, w.n_cols, data, 0.75, "tiles")
+    x = torch.from_numpy(rng.standard_normal((3, w.n_cols)).astype(np.float32))
+    same_bits(linear_contract(x, tiles), linear_contract(x, w))
+    assert torch.equal(linear(x, tiles, torch.float64), linear(x, w, torch.float64))
+    cut = Weight(name, w.n_rows, w.n_cols, data[:-128], 0.75, "tiles")
+    with pytest.raises(AssertionError):
+        linear_contract(x, cut)

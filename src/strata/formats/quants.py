@@ -80,11 +80,20 @@ def dequantize(weight_type: WeightType, raw: U8) -> F32:
             if weight_type.kind == "float":
                 out[piece] = _widen(weight_type.name, np.ascontiguousarray(raw[piece]))
                 continue
-            c = decode(weight_type, raw[piece])
-            grouped = out[piece].reshape(-1, n // weight_type.group, weight_type.group)
-            np.multiply(c.codes.reshape(grouped.shape), c.scale[:, :, None], out=grouped)
-            if c.minimum is not None:
-                grouped -= c.minimum[:, :, None]
+            values(decode(weight_type, raw[piece]), out[piece])
+    return out
+
+
+def values(c: Codes, out: F32 | None = None) -> F32:
+    """codes * scale - minimum, f32 [rows, n], into ``out`` where given (contiguous)."""
+    if out is None:
+        out = np.empty(c.codes.shape, np.float32)
+    groups = c.scale.shape[1]
+    grouped = out.reshape(len(out), groups, c.codes.shape[1] // max(groups, 1))
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.multiply(c.codes.reshape(grouped.shape), c.scale[:, :, None], out=grouped)
+        if c.minimum is not None:
+            grouped -= c.minimum[:, :, None]
     return out
 
 

@@ -4,7 +4,8 @@
     h = activation(g, u)             y = down h (* scale) (+ bias)
 
 Rows are *unweighted*: the router's weight is applied by ``combine``. ``ExpertShape`` says where
-the pieces lie. Numerics: docs/decisions/001-numerics-contract.md section 5; every implementation
+the pieces lie, and whether a matrix is rows of the file or tiles (the same bits). Numerics:
+docs/decisions/001-numerics-contract.md section 5; every implementation
 equals ``ref.expert_rows_contract`` bit for bit.
 """
 
@@ -12,16 +13,20 @@ from strata.kernels.expert_rows.ref import expert_rows_contract, expert_rows_pla
 from strata.kernels.expert_rows.shape import (
     ACTIVATIONS,
     ALIGN_BYTES,
+    NATIVE,
     Activation,
     ExpertShape,
+    Layouts,
     layout,
 )
 
 __all__ = [
     "ACTIVATIONS",
     "ALIGN_BYTES",
+    "NATIVE",
     "Activation",
     "ExpertShape",
+    "Layouts",
     "expert_rows_contract",
     "expert_rows_plain",
     "layout",

@@ -51,15 +51,16 @@ def matrices(shape: ExpertShape, blob: torch.Tensor) -> tuple[Weight, Weight, We
     scales = _floats(blob, shape.scale_offset, 3)
     factors = (1.0, 1.0, 1.0) if scales is None else tuple(scales.tolist())
 
-    def view(kind: str, n_rows: int, n_cols: int, start: int, row_bytes: int, i: int) -> Weight:
-        data = blob[start : start + n_rows * row_bytes].view(n_rows, row_bytes)
-        return Weight(kind, n_rows, n_cols, data, factors[i])
+    def view(i: int, n_rows: int, n_cols: int, start: int) -> Weight:
+        data, layout = blob[start : start + shape.matrix_bytes[i]], shape.layouts[i]
+        data = data.view(n_rows, -1) if layout == "native" else data
+        return Weight(shape.types[i], n_rows, n_cols, data, factors[i], layout)
 
     d, f = shape.d_model, shape.d_expert
     return (
-        view(shape.gate_type, f, d, shape.gate_offset, shape.gate_row_bytes, 0),
-        view(shape.up_type, f, d, shape.up_offset, shape.up_row_bytes, 1),
-        view(shape.down_type, d, f, shape.down_offset, shape.down_row_bytes, 2),
+        view(0, f, d, shape.gate_offset),
+        view(1, f, d, shape.up_offset),
+        view(2, d, f, shape.down_offset),
     )
 
 

@@ -1,7 +1,8 @@
 """Where the pieces of one expert lie inside its blob; the native pool mirrors this record.
 
-Knows no tensors. Invariant: every piece begins on a multiple of 64 bytes, pieces do not overlap,
-and ``blob_bytes`` is a multiple of 64, so that blobs laid end to end keep the alignment.
+Knows no tensors. Invariant: every piece begins on a multiple of 64 bytes (tiles: of 128), pieces do
+not overlap, and ``blob_bytes`` is a multiple of 64 (128 with tiles), so that blobs laid end to end
+keep the alignment.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from strata.core.errors import FormatError, UnsupportedError
+from strata.formats.tile_formats import PLANE_ALIGN, tile_format
+from strata.formats.tiles import Layout, matrix_bytes
 from strata.formats.weight_types import TYPES
 
 ALIGN_BYTES = 64
 
 Activation = Literal["silu", "swiglu_oai"]
+Layouts = tuple[Layout, Layout, Layout]
+"""Of gate, up and down."""
+NATIVE: Layouts = ("native", "native", "native")
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "swiglu_oai")
 
 
@@ -22,9 +28,9 @@ ACTIVATIONS: tuple[Activation, ...] = ("silu", "swiglu_oai")
 class ExpertShape:
     """One expert's feed-forward: D = d_model, F = d_expert; offsets are bytes inside the blob.
 
-    gate, up: F rows of D weights; down: D rows of F weights; rows lie end to end in the storage
-    type named. Biases: f32 [F], [F], [D]; -1 = none. scale_offset: three f32 that multiply the
-    results of gate, up, down once, before the bias; -1 = none.
+    gate, up: F rows of D weights; down: D rows of F weights, in the storage type named: rows end
+    to end (layout "native") or tiles. Biases: f32 [F], [F], [D]; -1 = none. scale_offset: three
+    f32 that multiply the results of gate, up, down once, before the bias; -1 = none.
     """
 
     d_model: int
@@ -42,28 +48,49 @@ class ExpertShape:
     activation: Activation
     swiglu_limit: float
     blob_bytes: int
+    gate_layout: Layout = "native"
+    up_layout: Layout = "native"
+    down_layout: Layout = "native"
+
+    @property
+    def layouts(self) -> Layouts:
+        """Layouts of gate, up and down."""
+        return self.gate_layout, self.up_layout, self.down_layout
+
+    @property
+    def types(self) -> tuple[str, str, str]:
+        """Weight types of gate, up and down."""
+        return self.gate_type, self.up_type, self.down_type
+
+    @property
+    def matrix_bytes(self) -> tuple[int, int, int]:
+        """Bytes of gate, up and down in their layouts."""
+        d, f = self.d_model, self.d_expert
+        return (
+            matrix_bytes(self.gate_type, self.gate_layout, f, d),
+            matrix_bytes(self.up_type, self.up_layout, f, d),
+            matrix_bytes(self.down_type, self.down_layout, d, f),
+        )
 
     @property
     def gate_row_bytes(self) -> int:
-        """Bytes of one gate row (D weights)."""
+        """Bytes of one gate row (D weights) as the file has it."""
         return TYPES[self.gate_type].row_bytes(self.d_model)
 
     @property
     def up_row_bytes(self) -> int:
-        """Bytes of one up row (D weights)."""
+        """Bytes of one up row (D weights) as the file has it."""
         return TYPES[self.up_type].row_bytes(self.d_model)
 
     @property
     def down_row_bytes(self) -> int:
-        """Bytes of one down row (F weights)."""
+        """Bytes of one down row (F weights) as the file has it."""
         return TYPES[self.down_type].row_bytes(self.d_expert)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the three matrices alone."""
-        return self.d_expert * (self.gate_row_bytes + self.up_row_bytes) + (
-            self.d_model * self.down_row_bytes
-        )
+        return sum(self.matrix_bytes)
 
 
 def layout(
@@ -75,11 +102,12 @@ def layout(
     scales: bool = False,
     activation: Activation = "silu",
     swiglu_limit: float = 7.0,
+    layouts: Layouts = NATIVE,
 ) -> ExpertShape:
-    """Place gate, up, down, then biases, then out-scales, each 64-byte aligned.
+    """Place gate, up, down, then biases, then out-scales, each 64-byte aligned (tiles: 128).
 
-    types: weight type names of gate, up, down. Raises UnsupportedError for a type or activation
-    that no expert can have and FormatError when a width is not whole blocks of its type.
+    types: weight type names of gate, up, down. Raises UnsupportedError for a type, layout or
+    activation that no expert can have and FormatError when a width is not whole blocks of its type.
     """
     if activation not in ACTIVATIONS:
         raise UnsupportedError(
@@ -87,18 +115,21 @@ def layout(
         )
     end = 0
 
+    align = PLANE_ALIGN if "tiles" in layouts else ALIGN_BYTES
+
     def place(n_bytes: int, wanted: bool = True) -> int:
         nonlocal end
         if not wanted:
             return -1
         start = end
-        end = -(-(start + n_bytes) // ALIGN_BYTES) * ALIGN_BYTES
+        end = -(-(start + n_bytes) // align) * align
         return start
 
     gate, up, down = types
-    gate_offset = place(d_expert * _row_bytes("gate", gate, d_model))
-    up_offset = place(d_expert * _row_bytes("up", up, d_model))
-    down_offset = place(d_model * _row_bytes("down", down, d_expert))
+    gate_layout, up_layout, down_layout = layouts
+    gate_offset = place(_matrix_bytes("gate", gate, gate_layout, d_expert, d_model))
+    up_offset = place(_matrix_bytes("up", up, up_layout, d_expert, d_model))
+    down_offset = place(_matrix_bytes("down", down, down_layout, d_model, d_expert))
     gate_bias_offset = place(4 * d_expert, bias)
     up_bias_offset = place(4 * d_expert, bias)
     down_bias_offset = place(4 * d_model, bias)
@@ -119,11 +150,14 @@ def layout(
         activation=activation,
         swiglu_limit=swiglu_limit,
         blob_bytes=end,
+        gate_layout=gate_layout,
+        up_layout=up_layout,
+        down_layout=down_layout,
     )
 
 
-def _row_bytes(piece: str, type_name: str, n_cols: int) -> int:
-    """Bytes of a row, or one clear line why this expert cannot be."""
+def _matrix_bytes(piece: str, type_name: str, layout: Layout, n_rows: int, n_cols: int) -> int:
+    """Bytes of a matrix, or one clear line why this expert cannot be."""
     weight_type = TYPES.get(type_name)
     if weight_type is None or weight_type.kind == "integer":
         raise UnsupportedError(
@@ -136,4 +170,8 @@ def _row_bytes(piece: str, type_name: str, n_cols: int) -> int:
             f"{weight_type.block_weights} as {type_name} needs; "
             f"the file's shapes contradict its types"
         )
-    return weight_type.row_bytes(n_cols)
+    if layout == "tiles" and tile_format(type_name) is None:
+        raise UnsupportedError(
+            f"expert {piece} matrix of type {type_name} has no tiles; use --expert-layout native"
+        )
+    return matrix_bytes(type_name, layout, n_rows, n_cols)

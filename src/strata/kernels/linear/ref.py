@@ -1,6 +1,7 @@
 """Row products in NumPy, bit-exact by the numerics contract, and the plain torch product.
 
-Slow but complete: every weight type. Memory beyond the arguments stays bounded by pieces of rows.
+Slow but complete: every weight type and layout. Memory beyond the arguments stays bounded by pieces
+of rows.
 """
 
 from __future__ import annotations
@@ -9,10 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from strata.formats.quants import decode, dequantize
-from strata.formats.weight_types import TYPES, WeightType
+from strata.formats.weight_types import TYPES
 from strata.kernels.numerics import F32, fma32, group_sums, quantize_activations
 from strata.kernels.weight import Weight
 
@@ -29,9 +28,8 @@ def linear(x_TK: torch.Tensor, w: Weight, dtype: torch.dtype) -> torch.Tensor:
     _check(x_TK, w)
     y_TN = torch.empty((x_TK.shape[0], w.n_rows), dtype=dtype)
     x_TK = x_TK.to(dtype)
-    raw = w.data.numpy()
     for piece in _pieces(w.n_rows, w.n_cols):
-        matrix = torch.from_numpy(dequantize(TYPES[w.type], raw[piece])).to(dtype)
+        matrix = torch.from_numpy(w.dequantize(piece)).to(dtype)
         for t in range(len(x_TK)):
             # one product per token, its input aligned alike: BLAS rounds by shape and alignment
             y_TN[t, piece] = matrix @ x_TK[t].clone()
@@ -42,32 +40,32 @@ def linear_contract(x_TK: torch.Tensor, w: Weight) -> torch.Tensor:
     """The product with the contract's bits (sections 1 to 4): f32 [T, K] -> f32 [T, N]."""
     _check(x_TK, w)
     assert x_TK.dtype == torch.float32, "the contract is about f32 activations"
-    y_TN = row_products(x_TK.numpy(), TYPES[w.type], w.data.numpy())
+    y_TN = row_products(x_TK.numpy(), w)
     if w.scale != 1.0:
         y_TN *= np.float32(w.scale)
     return torch.from_numpy(y_TN)
 
 
-def row_products(x_TK: F32, weight_type: WeightType, raw: NDArray[np.uint8]) -> F32:
-    """Contract sections 1 to 4 without a tensor scale: raw uint8 [N, row_bytes] -> f32 [T, N]."""
+def row_products(x_TK: F32, w: Weight) -> F32:
+    """Contract sections 1 to 4 without the tensor scale: f32 [T, N]."""
     with np.errstate(all="ignore"):
-        if weight_type.kind == "quantized":
-            return _quantized_products(x_TK, weight_type, raw)
-        return _float_products(x_TK, weight_type, raw)
+        if TYPES[w.type].kind == "quantized":
+            return _quantized_products(x_TK, w)
+        return _float_products(x_TK, w)
 
 
-def _quantized_products(x_TK: F32, weight_type: WeightType, raw: NDArray[np.uint8]) -> F32:
+def _quantized_products(x_TK: F32, w: Weight) -> F32:
     """Integer dots per group, f32 sums in eight segments (contract 1 to 3)."""
     n_tokens, n_cols = x_TK.shape
-    group = weight_type.group
+    group = TYPES[w.type].group
     q_TK, scale_TB = quantize_activations(x_TK)
     # group first: [K / group, T, group]
     q_GTg = q_TK.reshape(n_tokens, n_cols // group, group).transpose(1, 0, 2).astype(np.float32)
     sum_GT = group_sums(q_TK, group).T.astype(np.float32)
     scale_BT = scale_TB.T
-    y_TN = np.empty((n_tokens, len(raw)), np.float32)
-    for piece in _pieces(len(raw), max(n_cols, n_tokens * n_cols // group)):
-        codes = decode(weight_type, raw[piece])
+    y_TN = np.empty((n_tokens, w.n_rows), np.float32)
+    for piece in _pieces(w.n_rows, max(n_cols, n_tokens * n_cols // group)):
+        codes = w.decode(piece)
         c_GgN = codes.codes.T.reshape(n_cols // group, group, -1).astype(np.float32)
         # every partial sum is an integer below 2^24, so f32 multiplication is exact in any order
         dot_GTN = q_GTg @ c_GgN
@@ -99,15 +97,15 @@ def _segment_sums(
     return low + high
 
 
-def _float_products(x_TK: F32, weight_type: WeightType, raw: NDArray[np.uint8]) -> F32:
+def _float_products(x_TK: F32, w: Weight) -> F32:
     """f32 fma in 32 lanes, folded in halves (contract 4)."""
     n_tokens, n_cols = x_TK.shape
     padding = -n_cols % N_LANES
     n_steps = (n_cols + padding) // N_LANES
     x_TcJ = np.pad(x_TK, ((0, 0), (0, padding))).reshape(n_tokens, n_steps, N_LANES)
-    y_TN = np.empty((n_tokens, len(raw)), np.float32)
-    for piece in _pieces(len(raw), max(n_cols, n_tokens * N_LANES)):
-        w_NK = np.pad(dequantize(weight_type, raw[piece]), ((0, 0), (0, padding)))
+    y_TN = np.empty((n_tokens, w.n_rows), np.float32)
+    for piece in _pieces(w.n_rows, max(n_cols, n_tokens * N_LANES)):
+        w_NK = np.pad(w.dequantize(piece), ((0, 0), (0, padding)))
         w_NcJ = w_NK.reshape(len(w_NK), n_steps, N_LANES)
         partial = np.zeros((n_tokens, len(w_NK), N_LANES), np.float32)
         for c in range(n_steps):
@@ -128,6 +126,5 @@ def _pieces(n_rows: int, cost: int) -> Iterator[slice]:
 
 def _check(x_TK: torch.Tensor, w: Weight) -> None:
     """Shapes that cannot be multiplied are our own mistake."""
-    row_bytes = TYPES[w.type].row_bytes(w.n_cols)
     assert x_TK.ndim == 2 and x_TK.shape[1] == w.n_cols, (tuple(x_TK.shape), w.n_rows, w.n_cols)
-    assert tuple(w.data.shape) == (w.n_rows, row_bytes), (tuple(w.data.shape), w.n_rows, row_bytes)
+    assert tuple(w.data.shape) == w.data_shape(), (tuple(w.data.shape), w.data_shape())
