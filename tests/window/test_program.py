@@ -107,7 +107,9 @@ def test_right_programs_pass(late: tuple[int, ...]) -> None:
 
 
 def test_dropped_wait() -> None:
-    with pytest.raises(ProgramError, match=r"combine:1: reads cpu_rows of layer 1 without a wait|nobody waits"):
+    with pytest.raises(
+        ProgramError, match=r"combine:1: reads cpu_rows of layer 1 without a wait|nobody waits"
+    ):
         check(without(make(), "wait_cpu:1"))
 
 
@@ -122,7 +124,9 @@ def test_wait_moved_behind_the_read() -> None:
 
 
 def test_late_wait_moved_behind_the_join() -> None:
-    with pytest.raises(ProgramError, match="late_join:0: reads cpu_rows_late of layer 0 without a wait"):
+    with pytest.raises(
+        ProgramError, match="late_join:0: reads cpu_rows_late of layer 0 without a wait"
+    ):
         check(moved(make((0,)), "wait_late:0", "late_join:0"))
 
 

@@ -186,6 +186,25 @@ def texts(help: str, **more: Any) -> Any:
     return _field((), help, "TEXT", convert, repeatable=True, **more)
 
 
+def layers(help: str, **more: Any) -> Any:
+    """Layer numbers; from text, separated by commas. Empty is automatic."""
+
+    def convert(value: object) -> tuple[int, ...]:
+        if isinstance(value, str):
+            value = [] if value.strip() == more.get("auto_word", "auto") else value.split(",")
+        if not isinstance(value, list | tuple):
+            raise ValueError("must be layer numbers, separated by commas")
+        try:
+            found = sorted({int(item) for item in value})
+        except (TypeError, ValueError):
+            raise ValueError("must be layer numbers, separated by commas") from None
+        if found and found[0] < 0:
+            raise ValueError("layers count from 0")
+        return tuple(found)
+
+    return _field((), help, "LIST", convert, auto=(), **more)
+
+
 def biases(help: str, **more: Any) -> Any:
     """Token id to added logit; from text "id=value", several separated by commas."""
 

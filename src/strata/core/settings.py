@@ -22,6 +22,7 @@ from strata.core.setting_kinds import (
     choice,
     info_of,
     integer,
+    layers,
     number,
     path,
     switch,
@@ -79,6 +80,15 @@ class Settings:
     adapt_swaps: int = integer(
         0, 0, 0, "Cached experts exchanged by use; this version keeps the cache fixed.",
         unit="experts a window")
+    defer_cpu: str = choice(
+        "0", ("0", "1", "check"),
+        "1: a layer's CPU rows join one mixer later, at the next layer's FFN half; check: the same steps "
+        "inside the layer; 0: off.", changes_output=True, aliases=("STRATA_VERIFY_DEFER_CPU",))
+    defer_layers: tuple[int, ...] = layers(
+        "Layers whose CPU rows may be late; auto is every layer that can.", changes_output=True)
+    defer_cpu_below: float = number(
+        0.0, 0, 1, "With --defer-cpu, only rows with less than this share of their token's routing weight are "
+        "late; 0 is all of them.", changes_output=True, aliases=("STRATA_VERIFY_DEFER_CPU_BELOW",))
     workers: int = integer(
         0, 1, 1024,
         "CPU threads that compute experts; auto is one for each physical core we may use.",
@@ -214,7 +224,16 @@ def _vram_needs_a_gpu(s: Settings) -> str | None:
     return None
 
 
+def _late_rows_need_deferral(s: Settings) -> str | None:
+    if s.defer_cpu == "0" and s.defer_cpu_below:
+        return f"--defer-cpu-below {s.defer_cpu_below:g} needs --defer-cpu 1 or check"
+    if s.defer_cpu == "0" and s.defer_layers:
+        return "--defer-layers needs --defer-cpu 1 or check"
+    return None
+
+
 _CONTRADICTIONS = (
+    _late_rows_need_deferral,
     _float64_is_for_the_cpu,
     _kv_follows_dtype,
     _drafts_need_a_window,

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from strata.core.errors import FormatError, InputError, SettingError
@@ -28,6 +30,7 @@ from strata.engine.cpu_ops import native_ops, plain_ops
 from strata.engine.engine import Engine
 from strata.engine.machine import probe
 from strata.experts.fast_tier import FastTier, even_profile, read_profile
+from strata.experts.late import late_rule
 from strata.experts.loader import load_experts
 from strata.experts.service import ExpertService
 from strata.experts.store import ExpertStore, Progress
@@ -37,9 +40,10 @@ from strata.formats.tokenizer import Tokenizer, load_tokenizer
 from strata.kernels.ops import Ops
 from strata.memory.budget import MemoryPlan, Probes
 from strata.memory.state import SequenceState
-from strata.models.network import build_network
+from strata.models.network import Network, build_network
 from strata.models.weights import load_weights
 from strata.native import CpuPool
+from strata.window.defer import Defer, Mode, deferrable, late_buffers
 from strata.window.run import PLAIN, Variant, WindowRunner
 
 
@@ -63,12 +67,14 @@ def prepare(
     *,
     machine: Machine | None = None,
     probes: Probes | None = None,
+    planning: bool = False,
 ) -> Ready:
     """Open the checkpoint, work settings out, plan the memory. The checkpoint stays open."""
     checkpoint = open_checkpoint(path)
     try:
         plan = understand(checkpoint)
-        effective = resolve(asked, machine or probe(), plan.spec.max_context_tokens)
+        limit = plan.spec.max_context_tokens
+        effective = resolve(asked, machine or probe(), limit, planning=planning)
         _require_places(effective.settings, plan)
         memory = memory_plan(plan, effective.settings, probes or Probes())
     except BaseException:
@@ -79,7 +85,7 @@ def prepare(
 
 def plan_model(path: str | Path, asked: Effective, probes: Probes | None = None) -> MemoryPlan:
     """Bytes per tier and the verdict, with nothing loaded."""
-    ready = prepare(path, asked, probes=probes)
+    ready = prepare(path, asked, probes=probes, planning=True)
     ready.plan.checkpoint.close()
     return ready.memory
 
@@ -109,7 +115,8 @@ def _assemble(ready: Ready, progress: Progress | None) -> Engine:
     device = torch.device("cpu")
     network = build_network(plan.spec, roles, ops, KV_DTYPES[settings.kv], device)
     state = SequenceState(network.state_specs(), settings.context, device)
-    runner = WindowRunner(network, service, state, _variant(settings), poison=settings.poison)
+    variant, why_not = _variant(settings, network, service)
+    runner = WindowRunner(network, service, state, variant, poison=settings.poison)
     gc.collect()
 
     def on_close() -> None:
@@ -122,7 +129,7 @@ def _assemble(ready: Ready, progress: Progress | None) -> Engine:
         tokenizer=tokenizer,
         runner=runner,
         plan=ready.memory,
-        report=_report(ready, pool, tier, tokenizer),
+        report=_report(ready, pool, tier, tokenizer, runner, why_not),
         on_close=on_close,
     )
 
@@ -140,9 +147,29 @@ def _ops(settings: Settings, pool: CpuPool) -> Ops:
     return native_ops(pool) if dtype is torch.float32 else plain_ops(dtype)
 
 
-def _variant(settings: Settings) -> Variant:
-    """How windows run here; features that change their steps are added in this one place."""
-    return PLAIN
+def _variant(
+    settings: Settings, network: Network, service: ExpertService
+) -> tuple[Variant, dict[str, str]]:
+    """How windows run here, and why what was asked for is (partly) off. Every feature of the window stands here."""
+    if settings.defer_cpu == "0":
+        return PLAIN, {}
+    able = deferrable(network)
+    layers = list(settings.defer_layers) or able
+    refused = sorted(set(layers) - set(able))
+    if refused:
+        raise SettingError(
+            f"--defer-layers {','.join(map(str, refused))}: these cannot be late (the last layer, one in front of an "
+            f"n-gram block, or one without routed experts); this model can defer {able}"
+        )
+    if not layers:
+        return PLAIN, {"defer_cpu": "this model has no layer whose rows may be late"}
+    below = settings.defer_cpu_below or None
+    mode: Mode = "check" if settings.defer_cpu == "check" else "1"
+    defer = Defer(network, service, layers, mode, split=below is not None)
+    variant = Variant(
+        f"defer-{mode}", (defer,), (late_rule(layers, below),), late_buffers(network)
+    )
+    return variant, {}
 
 
 def _workers(
@@ -150,11 +177,16 @@ def _workers(
 ) -> Mapping[Place, Worker]:
     if settings.dtype == "float64":
         plain = PlainWorker(store, torch.float64)
-        return {Place.FAST: plain, Place.CPU: plain}
-    in_ram = [layer.addresses() if layer is not None else None for layer in store.layers]
+        return {Place.FAST: plain, Place.CPU: plain, Place.CPU_LATE: plain}
+    in_ram = [g.addresses() if g is not None else np.empty(0, np.int64) for g in store.layers]
+
+    def ram(layer: int, expert_G: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        return in_ram[layer][expert_G]
+
     return {
         Place.FAST: PoolWorker(pool, store, lambda layer, e: tier.address_LE[layer][e]),
-        Place.CPU: PoolWorker(pool, store, lambda layer, e: in_ram[layer][e]),  # type: ignore[index]
+        Place.CPU: PoolWorker(pool, store, ram),
+        Place.CPU_LATE: PoolWorker(pool, store, ram, late=True),
     }
 
 
@@ -191,12 +223,19 @@ def _fast_tier(plan: CheckpointPlan, settings: Settings, store: ExpertStore) -> 
 
 
 def _report(
-    ready: Ready, pool: CpuPool, tier: FastTier, tokenizer: Tokenizer | InputError
+    ready: Ready,
+    pool: CpuPool,
+    tier: FastTier,
+    tokenizer: Tokenizer | InputError,
+    runner: WindowRunner,
+    off: Mapping[str, str],
 ) -> list[str]:
     plan, settings = ready.plan, ready.settings
-    why_not: dict[str, str] = {}
+    why_not = dict(off)
     if settings.expert_profile is not None and not settings.expert_cache:
         why_not["expert_profile"] = "expert-cache is 0, so nothing is placed by it"
+    if settings.numerics == "fast":
+        why_not["numerics"] = "the CPU has one arithmetic, and it is the exact one"
     lines = [
         f"{plan.checkpoint.root}: {plan.spec.family}, {plan.spec.n_layers} layers, "
         f"{plan.n_pairs} routed experts",
@@ -205,6 +244,14 @@ def _report(
         f"experts: {plan.n_pairs} in RAM, {len(tier.resident())} of them also in the fast tier",
         *effective_lines(ready.effective, why_not),
     ]
+    if settings.defer_cpu != "0" and "defer_cpu" not in why_not:
+        able = [t for t in runner.variant.transforms if isinstance(t, Defer)]
+        n_late = sum(len(t.layers) for t in able)
+        n_moe = sum(1 for n in plan.n_experts_L if n)
+        lines.append(
+            f"strata verify: STRATA_VERIFY_DEFER_CPU={settings.defer_cpu} (changes the output): rows of {n_late} of "
+            f"{n_moe} expert layers may be late; not the last layer, nor one in front of an n-gram block"
+        )
     if isinstance(tokenizer, InputError):
         lines.append(f"text in and out: off here: {tokenizer}")
     return lines

@@ -8,6 +8,7 @@ once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -17,10 +18,11 @@ import numpy.typing as npt
 
 from strata.core.errors import InputError
 from strata.core.settings import Settings
-from strata.core.settings_load import Effective, load_settings
+from strata.core.settings_load import AUTO, Effective, load_settings
 from strata.engine.build import build
 from strata.engine.draft import build_drafter
 from strata.engine.engine import Engine
+from strata.engine.machine import probe
 from strata.engine.logpos import LogposWriter, extra_token
 from strata.engine.session import Answer, Session, TextDecoder
 from strata.formats.detokenize import StreamDecoder
@@ -43,13 +45,25 @@ def load(
 ) -> Model:
     """Load a model from a GGUF or safetensors file, one of its parts, or a folder.
 
+    device: None runs on the GPU if there is a usable one, else on the CPU; ``report`` says which.
     settings: any setting by its command line name with underscores (docs/SETTINGS.md); they outrank
     the environment and the TOML file ``config``. Raises SettingError for unknown or impossible
     settings, FormatError or UnsupportedError for the file, DoesNotFitError before anything is
     allocated.
     """
     given = {"device": device, "dtype": dtype, **settings}
-    return load_effective(path, load_settings(given, config=config), progress)
+    return load_effective(path, _where_it_can(load_settings(given, config=config)), progress)
+
+
+def _where_it_can(asked: Effective) -> Effective:
+    """A program that says nothing about the device runs where it can; the report and settings tell where.
+
+    The command line is stricter: there the CPU alone is only used when asked for.
+    """
+    if asked.asked("device") or probe().gpu is not None:
+        return asked
+    sources = {**asked.sources, "device": AUTO}
+    return Effective(replace(asked.settings, device="cpu"), sources)
 
 
 def load_effective(

@@ -58,13 +58,13 @@ class Defer:
         assert allowed.issuperset(layers), f"layers {sorted(set(layers) - allowed)} cannot be late"
         self._network = network
         self._service = service
-        self._layers = sorted(layers)
+        self.layers = sorted(layers)
         self._mode = mode
         self._split = split
 
     def __call__(self, program: Program, frame: Frame) -> Program:
         """The program with the late rows of every chosen layer moved."""
-        for layer in self._layers:
+        for layer in self.layers:
             program = self._move(program, frame, layer)
         return program
 
