@@ -26,6 +26,7 @@ class Pool:
         layout: ExpertLayout,
         x: int,
         x_stride: int,
+        n_x: int,
         n_groups: int,
         address: int,
         start: int,
@@ -34,6 +35,7 @@ class Pool:
         token: int,
         out: int,
         out_stride: int,
+        n_out: int,
         late: bool,
     ) -> int: ...
     def attention(self, args: AttentionArgs) -> None: ...

@@ -85,6 +85,24 @@ void quantize(const std::string& isa, Address x, int64_t n_rows, int n_cols, Add
     }
 }
 
+void check_index(const char* name, const int32_t* index, int n, int end) {
+    for (int i = 0; i < n; i++)
+        if (index[i] < 0 || index[i] >= end)
+            throw std::invalid_argument(std::string("experts: ") + name + " holds " + std::to_string(index[i]) +
+                                        ", allowed is 0 .. " + std::to_string(end - 1));
+}
+
+// The indices become addresses, so each of them is looked at.
+void check_batch(const ExpertBatch& b, int n_x, int n_out) {
+    bool whole = b.start[0] == 0 && b.start[b.n_groups] == b.n_entries;
+    for (int g = 0; g < b.n_groups; g++) whole = whole && b.start[g] <= b.start[g + 1];
+    if (!whole)
+        throw std::invalid_argument("experts: start does not cut " + std::to_string(b.n_entries) +
+                                    " entries into " + std::to_string(b.n_groups) + " groups");
+    check_index("token", b.token, b.n_entries, n_x);
+    check_index("row", b.row, b.n_entries, n_out);
+}
+
 // A pool with the kernels of one instruction set.
 class PoolFace {
   public:
@@ -108,14 +126,15 @@ class PoolFace {
         else pool_->run(work);
     }
 
-    uint64_t submit_experts(const ExpertLayout& layout, Address x, int64_t x_stride, int n_groups,
+    uint64_t submit_experts(const ExpertLayout& layout, Address x, int64_t x_stride, int n_x, int n_groups,
                             Address address, Address start, int n_entries, Address row, Address token,
-                            Address out, int64_t out_stride, bool late) {
+                            Address out, int64_t out_stride, int n_out, bool late) {
         const nb::gil_scoped_release release;
         const ExpertBatch batch{at<float>(x),        x_stride,           n_groups,
                                 n_entries,           at<int64_t>(address), at<int32_t>(start),
                                 at<int32_t>(row),    at<int32_t>(token), at<float>(out),
                                 out_stride};
+        check_batch(batch, n_x, n_out);
         auto work = std::make_unique<ExpertWork>(backend_, pool_->workers(), layout, batch);
         return pool_->submit(std::move(work), late ? Urgency::late : Urgency::on_time);
     }
