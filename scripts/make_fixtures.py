@@ -1,10 +1,11 @@
-"""Makes tests/fixtures: tiny GGUF files of every family, written by llama.cpp's own converter, with reference numbers.
+"""Makes tests/fixtures: tiny GGUFs by llama.cpp's own converter, and reference numbers.
 
     npm install node-llama-cpp@3.22.1      (holds the source of llama.cpp 0.5.0 as a git bundle)
     python scripts/make_fixtures.py --npm <folder with node_modules> --work <scratch folder>
 
-The checkpoints and numbers come from tests/oracle (torch 2.13.0, transformers 5.24.0, seed 22); the converter runs in a
-child process. Needs git. Run it from the repository's root with the test dependencies installed.
+The checkpoints and numbers come from tests/oracle (torch 2.13.0, transformers 5.24.0, seed 22); the
+converter runs in a child process. Needs git. Run it from the repository's root with the test
+dependencies installed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.oracle import FAMILIES, Options, make  # noqa: E402
+from tests.oracle import FAMILIES, Options, make
 
 FIXTURES = Path("tests/fixtures")
 BUNDLE = Path("node_modules/node-llama-cpp/llama/gitRelease.bundle")
@@ -30,7 +31,7 @@ EXTRA = (
     ("gpt_oss", "mxfp4", "bf16", Options(storage="mxfp4")),
     ("qwen4_exp", "q8_0", "q8_0", Options()),
     ("qwen3_moe", "q8_0", "q8_0", Options()),
-    ("qwen3_moe", "fused", "bf16", Options()),
+    ("qwen3_5_moe", "fused", "bf16", Options()),
 )
 
 
@@ -114,7 +115,7 @@ def convert(checkpoint: str, target: str, kind: str, fused: str = "") -> None:
 
 
 def give_vocabulary(cls: Any) -> None:
-    """Replace how the converter reads a tokenizer, in a class and all below it: the checkpoints have none."""
+    """Replace how a class and all below it read a tokenizer: the checkpoints have none."""
     if "set_vocab" in cls.__dict__:
         cls.set_vocab = stand_in_vocabulary
     for below in cls.__subclasses__():

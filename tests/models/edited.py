@@ -41,7 +41,7 @@ def edit_gguf(
     rename: Callable[[str], str | None] | None = None,
     extra: tuple[Tensor, ...] = (),
 ) -> Path:
-    """A copy of a GGUF with keys replaced (None: dropped), tensors renamed (None: dropped) or added."""
+    """A copy of a GGUF with keys replaced and tensors renamed (None: dropped) or added."""
     with open_checkpoint(source, for_inspection=True) as ckpt:
         written: dict[str, Key] = {}
         for name, value in ckpt.metadata.items():

@@ -1,7 +1,7 @@
-"""A model run layer by layer in plain torch, straight from a checkpoint: no windows, no stores, no kernels of experts.
+"""A model run layer by layer in plain torch, straight from a checkpoint; no windows.
 
-It checks what a family says about settings and names: the parts are the program's own, in reference form, and the
-routed experts are multiplied out of the file's rows.
+It checks what a family says about settings and names: the parts are the program's own, in reference
+form, and the routed experts are multiplied out of the file's rows.
 """
 
 from __future__ import annotations

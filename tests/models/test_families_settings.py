@@ -1,7 +1,8 @@
-"""Settings of config.json and of GGUF metadata: what becomes of them, and what is refused by key, value and remedy.
+"""Settings of config.json and GGUF metadata: what becomes of them, and what is refused.
 
-Expectations: the two files of one checkpoint must give one spec; refused values are those whose computation the
-program does not have; the n-gram numbers of the real model are those its published GGUF files store.
+Expectations: the two files of one checkpoint must give one spec; refused values are those whose
+computation the program does not have; the n-gram numbers of the real model are those its published
+GGUF files store.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def gguf(family: str) -> Path:
 
 
 def _neutral(layer: LayerSpec) -> LayerSpec:
-    """Without what the two kinds of file lay out differently on purpose (head order, llama's pairing)."""
+    """Without what the two files lay out differently on purpose: head order, llama's pairing."""
     mixer = layer.mixer
     if isinstance(mixer, GdnSpec):
         mixer = replace(mixer, head_order="grouped")
@@ -69,7 +70,7 @@ def test_both_files_give_one_spec(family: str) -> None:
 
 
 def test_flagship_layers() -> None:
-    """Layers, head order and n-gram block of qwen4_exp, from the sizes the checkpoint was made with."""
+    """Layers, head order, n-gram block of qwen4_exp, from the sizes of the checkpoint."""
     spec = spec_of(gguf("qwen4_exp"))
     assert [isinstance(x.mixer, GdnSpec) for x in spec.layers] == [True, True, True, False, True]
     assert [x.ngram is not None for x in spec.layers] == [False, True, False, False, False]
@@ -125,6 +126,7 @@ HF_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("qwen4_exp", {"indexer_kv_heads": 2}, "indexer_kv_heads is 2; only 1"),
     ("qwen4_exp", {"indexer_n_heads": None}, "has no indexer_n_heads"),
     ("qwen4_exp", {"eos_token_id": None}, "eos_token_id"),
+    ("qwen4_exp", {"ple_layer_ids": [1, 2]}, "ple_layer_ids is [1, 2]; only one n-gram layer"),
 ]
 
 
@@ -177,10 +179,8 @@ def test_refused_metadata(
 
 
 @pytest.mark.parametrize("ratios", [None, ("array", ("i32", [0] * 5))])
-def test_lost_block_selection_is_refused(
-    ratios: tuple[str, Any] | None, tmp_path: Path
-) -> None:
-    """compress_ratios all 0 or missing although layer 3 selects: refused with the reason and the way out."""
+def test_lost_block_selection_is_refused(ratios: tuple[str, Any] | None, tmp_path: Path) -> None:
+    """compress_ratios all 0 or missing although layer 3 selects: refused with a way out."""
     key = "qwen4exp.attention.compress_ratios"
     path = edit_gguf(gguf("qwen4_exp"), tmp_path / "a.gguf", {key: ratios})
     with pytest.raises(UnsupportedError) as caught:

@@ -1,7 +1,7 @@
 """Which family a checkpoint belongs to, and what is refused by name.
 
-Expectations: the names that the published checkpoints and llama.cpp's converter use, and the rule that a refusal names
-what the file calls itself and what is supported.
+Expectations: the names that the published checkpoints and llama.cpp's converter use, and the rule
+that a refusal names what the file calls itself and what is supported.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ def test_unknown_is_named_with_what_is_supported(tmp_path: Path) -> None:
     text = str(caught.value)
     assert "'Qwen3MoeForCausalLm'" in text and "nearest is 'Qwen3MoeForCausalLM'" in text
     assert all(name in text for f in FAMILIES for name in f.architectures)
-    with gguf(tmp_path, "mamba2") as ckpt, pytest.raises(UnsupportedError, match="'mamba2'.*qwen4exp"):
+    with (
+        gguf(tmp_path, "mamba2") as ckpt,
+        pytest.raises(UnsupportedError, match="'mamba2'.*qwen4exp"),
+    ):
         find_family(ckpt)
 
 

@@ -28,10 +28,12 @@ CLOSE_CALL = 1e-4
 
 @dataclass(frozen=True)
 class Options:
-    """What to make. config: settings that replace the family's; sizes: the same for the block selection.
+    """What to make.
 
-    storage: "bf16", or "fp8" / "mxfp4": weights that the packed form holds exactly, written in that form.
-    detail: keep each layer's states; deferral: also the numbers with late experts.
+    config: settings that replace the family's; sizes: the same for the block selection.
+
+    storage: "bf16", or "fp8" / "mxfp4": weights that the packed form holds exactly, written in that
+    form. detail: keep each layer's states; deferral: also the numbers with late experts.
     """
 
     size: str = "pico"
@@ -49,8 +51,8 @@ class Options:
 class Reference:
     """Numbers of the float32 forward over the stored weights.
 
-    input_ids [T], logits [T, V], greedy_ids [G] after the prompt, margin [T]: the closest choice (router or block
-    selection) of that token over all layers. more: further arrays by name.
+    input_ids [T], logits [T, V], greedy_ids [G] after the prompt, margin [T]: the closest choice
+    (router or block selection) of that token over all layers. more: further arrays by name.
     """
 
     input_ids: np.ndarray
@@ -99,7 +101,10 @@ _made: dict[str, tuple[Path, Reference]] = {}
 
 
 def cached(family: str, options: Options | None = None) -> tuple[Path, Reference]:
-    """``make`` once per process: (folder of the checkpoint, reference). The folder goes away at exit."""
+    """``make`` once per process: (folder of the checkpoint, reference).
+
+    The folder goes away at exit.
+    """
     options = options or Options()
     key = f"{family} {options!r}"
     if key not in _made:

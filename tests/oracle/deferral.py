@@ -1,4 +1,4 @@
-"""A forward in which some routed experts of a layer are late: added one token mixer after their own layer."""
+"""A forward in which some experts of a layer are late: added one token mixer after it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def run_deferred(
 ) -> torch.Tensor:
     """Logits [T, V] with the experts of late_E (1 = late) split off in ``layers``.
 
-    hold: add them after the next layer's mixer and before its FFN read; otherwise in their own layer (the
-    same sums in another order).
+    hold: add them after the next layer's mixer and before its FFN read; otherwise in their own
+    layer (the same sums in another order).
     """
     stash: dict[Any, torch.Tensor] = {}
     changed: list[Any] = []

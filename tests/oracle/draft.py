@@ -1,7 +1,7 @@
 """The draft (multi-token prediction) layer of qwen4_exp as its serving engines state it.
 
-One block-selecting decoder layer between a stream-wise fusion of its inputs and a stream mixer of its own;
-embedding and head are the trunk's. transformers ignores the mtp.* tensors.
+One block-selecting decoder layer between a stream-wise fusion of its inputs and a stream mixer of
+its own; embedding and head are the trunk's. transformers ignores the mtp.* tensors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Draft(torch.nn.Module):
         self.hyper_connection_mixer = modeling.Qwen4ExpTextGatedResidual(own, use_combine=False)
 
     def run(self, trunk: Any, next_ids: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
-        """Logits [T, V] for the token after next_ids [1, T], from the trunk's last streams [1, T, C * D]."""
+        """Logits [T, V] of the token after next_ids [1, T]; streams: the trunk's [1, T, C * D]."""
         embedded = self.pre_fc_norm_embedding(trunk.model.embed_tokens(next_ids))
         hidden = self.pre_fc_norm_hidden(streams).unflatten(-1, (self.streams, self.width))
         x = self.fc_embedding(embedded).unsqueeze(-2) + self.fc_hidden(hidden)

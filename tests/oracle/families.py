@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sizes:
-    """h hidden, hd head dim, inter expert width, e experts, k experts per token; layers of the two kinds of model.
+    """h hidden, hd head dim, inter expert width, e experts, k of them per token.
 
     budget, ratio, index_heads: block selection of qwen4_exp.
     """
@@ -40,7 +40,10 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Tiny:
-    """What a family function gives. centered: see weights.fill; per_expert: how the release stores experts."""
+    """What a family function gives.
+
+    centered: see weights.fill; per_expert: how the release stores experts.
+    """
 
     model: Any
     config: Any

@@ -1,6 +1,7 @@
-"""Rounding weights to what a packed storage can hold, and packing them: block FP8 and gpt-oss MXFP4.
+"""Rounds weights to what a packed form can hold and packs them: block FP8, gpt-oss MXFP4.
 
-Rounded weights stay exact in bfloat16, so the reference forward runs on the bfloat16 layout of the same values.
+Rounded weights stay exact in bfloat16, so the reference forward runs on the bfloat16 layout of the
+same values.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def round_fp8(matrix: torch.Tensor) -> torch.Tensor:
 def pack_mxfp4(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """f32 [..., n] as gpt-oss (blocks uint8 [..., n/32, 16], scales uint8 [..., n/32]).
 
-    Byte j of a block holds weight 2j in its low half and 2j + 1 in its high half; scale 127 means 1.
+    Byte j of a block holds weight 2j in its low half and 2j + 1 in its high half; scale 127 means
+    1.
     """
     groups = rows.reshape(*rows.shape[:-1], -1, 32)
     exponent = np.floor(np.log2(np.abs(groups).max(-1))) - 2

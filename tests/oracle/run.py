@@ -1,4 +1,4 @@
-"""Reference forwards: one prompt with hooks, pieces through the cache, greedy tokens, and how near each choice was."""
+"""Reference forwards, and how near each choice of experts and blocks was."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def np32(tensor: torch.Tensor) -> np.ndarray:
 
 
 def capture(model: Any, ids: torch.Tensor, tiny: Any) -> tuple[Arrays, Any]:
-    """One prefill: logits, each layer's router and block margins, hidden states; and the cache it left."""
+    """One prefill: logits, each layer's choices and hidden states; and the cache it left."""
     found: Arrays = {}
     with Hooks() as hooks:
         for index, layer in enumerate(model.model.layers):
@@ -113,7 +113,7 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 def _block_margin(indexer: Any, hidden: torch.Tensor, rotary: Any) -> np.ndarray:
-    """Per query the gap between the last chosen and the first dropped block; infinite when none is dropped."""
+    """Per query the gap between the last chosen and the first dropped block, or infinity."""
     n_tokens, width, ratio = hidden.shape[1], indexer.index_head_dim, indexer.compress_ratio
     cos, sin = rotary[0][0, :n_tokens], rotary[1][0, :n_tokens]
     projected = indexer.index_qk_proj(hidden)[0]

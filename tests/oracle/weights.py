@@ -6,7 +6,7 @@ import math
 
 import torch
 
-# how much larger than 1/sqrt(fan in) a projection is drawn, so that routing, gates and selection vary
+# how much larger than 1/sqrt(fan in) a projection is drawn, so that routing and gates vary
 GAINS = (
     ("router", 2.5),
     ("mlp.gate.weight", 2.5),

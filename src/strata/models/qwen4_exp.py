@@ -162,29 +162,30 @@ def _hf_indexer(config: Config) -> IndexerSpec:
 
 
 def _hf_ngrams(ckpt: Checkpoint, config: Config) -> dict[int, NgramSpec]:
-    """By layer; ple_layer_ids count from 1."""
+    """By layer; ple_layer_ids count from 1. At most one block is supported."""
     ids = sorted(set(config.whole_numbers("ple_layer_ids") or ()))
-    found: dict[int, NgramSpec] = {}
-    for block_index, layer_id in enumerate(ids):
-        constants = _hf_constants(ckpt, config, layer_id - 1, block_index)
-        n_heads = len(constants.head_vocab)
-        width = config.size("ple_embed_dim", default=config.size("hidden_size"))
-        eos = config.whole_numbers("eos_token_id")
-        if not eos:
-            raise config.wrong("eos_token_id", None, "the token that ends an n-gram")
-        ngram_size = config.size("ngram_size", default=3)
-        found[layer_id - 1] = NgramSpec(
-            ngram_size=ngram_size,
-            heads_per_ngram=config.size("heads_per_ngram", default=8),
-            head_dim=width // n_heads,
-            conv_taps=config.size("ple_conv_kernel_size", default=4),
-            dilation=ngram_size,
-            multipliers=constants.multipliers,
-            head_vocab=constants.head_vocab,
-            head_offset=constants.head_offset,
-            eos_token=eos[0],
-        )
-    return found
+    if len(ids) > 1:
+        raise config.unsupported("ple_layer_ids", ids, "one n-gram layer")
+    if not ids:
+        return {}
+    layer, eos = ids[0] - 1, config.whole_numbers("eos_token_id")
+    if not eos:
+        raise config.wrong("eos_token_id", None, "the token that ends an n-gram")
+    constants = _hf_constants(ckpt, config, layer)
+    width = config.size("ple_embed_dim", default=config.size("hidden_size"))
+    ngram_size = config.size("ngram_size", default=3)
+    ngram = NgramSpec(
+        ngram_size=ngram_size,
+        heads_per_ngram=config.size("heads_per_ngram", default=8),
+        head_dim=width // len(constants.head_vocab),
+        conv_taps=config.size("ple_conv_kernel_size", default=4),
+        dilation=ngram_size,
+        multipliers=constants.multipliers,
+        head_vocab=constants.head_vocab,
+        head_offset=constants.head_offset,
+        eos_token=eos[0],
+    )
+    return {layer: ngram}
 
 
 def _hf_constant_names(ckpt: Checkpoint, layer: int) -> tuple[str, str, str]:
@@ -196,7 +197,7 @@ def _hf_constant_names(ckpt: Checkpoint, layer: int) -> tuple[str, str, str]:
     )
 
 
-def _hf_constants(ckpt: Checkpoint, config: Config, layer: int, block_index: int) -> NgramConstants:
+def _hf_constants(ckpt: Checkpoint, config: Config, layer: int) -> NgramConstants:
     """The checkpoint's own hash constants where it has them, else those its settings imply."""
     implied = ngram_constants(
         n_vocab=config.size("vocab_size"),
@@ -205,7 +206,6 @@ def _hf_constants(ckpt: Checkpoint, config: Config, layer: int, block_index: int
         vocab_base=config.size("ngram_vocab_size_base", default=20_000_000),
         divisible_by=config.size("make_ngram_vocab_size_divisible_by", default=128),
         seed=config.count("seed", default=1234),
-        block_index=block_index,
     )
     names = _hf_constant_names(ckpt, layer)
     if any(name not in ckpt.tensors for name in names):

@@ -225,7 +225,7 @@ def _load(
     if source.on_disk and len(pieces) > 1:
         shards = tuple(_as_torch(piece) for piece in pieces)
         n_rows = sum(len(shard) for shard in shards)
-        return ShardedWeight(kind, n_rows, n_cols, shards[0][:0], scale, shards)
+        return ShardedWeight(kind, n_rows, n_cols, shards[0][:0], scale, shards=shards)
     rows = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
     if source.take is not None:
         rows = rows[source.take.rows]
