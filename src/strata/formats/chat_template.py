@@ -22,7 +22,7 @@ import jinja2
 
 from strata.core.errors import InputError, StrataError, TemplateError, UnsupportedError
 from strata.formats.marked_text import ASSISTANT, OUTSIDE, MarkedText, as_marked, join, marked
-from strata.formats.template_limits import MAX_CHARS, Budget
+from strata.formats.template_limits import DEADLINE_S, MAX_CHARS, Budget
 from strata.formats.template_sandbox import TemplateEnvironment
 from strata.formats.text import quoted
 
@@ -31,6 +31,7 @@ _ROLES = frozenset({
     "environment", "observation",
 })  # fmt: skip
 _PROBE = "a7c41f"
+_PROBE_DEADLINE_S = 2.0
 
 
 class ChatTemplate:
@@ -69,15 +70,16 @@ class ChatTemplate:
         with self._lock:
             mine = [self._message(message, i) for i, message in enumerate(messages)]
             return self._run(
+                DEADLINE_S,
                 messages=mine,
                 tools=marked(tools) if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 **{name: marked(value) for name, value in template_vars.items()},
             )
 
-    def _run(self, **variables: Any) -> MarkedText:
+    def _run(self, deadline_s: float, **variables: Any) -> MarkedText:
         """One rendering, with its own budget; every failure becomes a TemplateError."""
-        self._environment.budget = Budget()
+        self._environment.budget = Budget(deadline_s)
         try:
             return as_marked(self._compiled.render({**self._named, **variables}))
         except StrataError:
@@ -142,6 +144,7 @@ class ChatTemplate:
     def _prints(self, content: Any) -> bool:
         try:
             text = self._run(
+                _PROBE_DEADLINE_S,
                 messages=[{"role": "user", "content": content}],
                 tools=None,
                 add_generation_prompt=False,

@@ -20,7 +20,7 @@ MAX_ITEMS = 1_000_000
 DEADLINE_S = 10.0
 """Longest time of one rendering."""
 
-_MAX_WORK = 1 << 29
+_MAX_WORK = 1 << 28
 _STEP_WORK = 32
 _ITEM_WORK = 8
 _MAX_COMPARED = 1000
@@ -33,9 +33,9 @@ _WIDE_FIELD = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)|\{[^{}]*(\d{4}|\{)")
 class Budget:
     """What one rendering may still spend: work (about the characters made) and time."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline_s: float = DEADLINE_S) -> None:
         self._left = _MAX_WORK
-        self._until = time.monotonic() + DEADLINE_S
+        self._until = time.monotonic() + deadline_s
 
     def spend(self, work: int = _STEP_WORK) -> None:
         """TemplateError when work or time is used up."""
@@ -64,7 +64,7 @@ class Budget:
         """Pays for a value just made."""
         if isinstance(value, str):
             self.text(len(value))
-        elif isinstance(value, (list, tuple)):
+        elif isinstance(value, (list, tuple, dict)):
             self.items(len(value))
 
     def walk(self, value: Any) -> None:

@@ -63,15 +63,15 @@ _EXACT_FILTERS = frozenset({
 })  # fmt: skip
 # Filters that go through everything they are given, nested values too.
 _DEEP_FILTERS = frozenset({
-    "sort", "unique", "groupby", "min", "max", "dictsort", "center", "indent", "wordwrap",
+    "sort", "unique", "groupby", "min", "max", "dictsort", "center", "indent",
     "truncate", "title", "escape", "e", "forceescape", "format", "striptags", "urlencode",
     "wordcount", "filesizeformat", "tojson",
 })  # fmt: skip
 _WIDE = frozenset({
-    "center", "ljust", "rjust", "zfill", "expandtabs", "indent", "wordwrap", "truncate", "slice",
+    "center", "ljust", "rjust", "zfill", "expandtabs", "indent", "slice",
     "batch", "round", "tojson",
 })  # fmt: skip
-_REMOVED_FILTERS = ("urlize", "pprint", "xmlattr")
+_REMOVED_FILTERS = ("urlize", "pprint", "xmlattr", "wordwrap")
 
 
 class _InnerTextOfUnknownTags(Extension):

@@ -200,5 +200,6 @@ class Tokenizer:
                 ids += backend.encode(part, add_special_tokens=False).ids
             else:
                 ids.append(part.id)
-            backend = self._vocabulary.later
+                vocabulary = self._vocabulary
+                backend = vocabulary.after_control if part.control else vocabulary.after_ordinary
         return ids

@@ -172,13 +172,19 @@ class _Table:
                 found[key[len(prefix) + 1 :] or "default"] = str(value)
         return found
 
-    def vocabulary(self, backend: tokenizers.Tokenizer, **rest: Any) -> Vocabulary:
+    def vocabulary(
+        self,
+        backend: tokenizers.Tokenizer,
+        after_ordinary: tokenizers.Tokenizer | None = None,
+        **rest: Any,
+    ) -> Vocabulary:
         """All of it, with what depends on the kind of tokenizer."""
         tokens = self.tokens
         named = {name: tokens[i] for name, i in self.ids.items() if i is not None}
         return Vocabulary(
             first=backend,
-            later=backend,
+            after_control=backend,
+            after_ordinary=after_ordinary or backend,
             piece=lambda i: tokens[i] if 0 <= i < len(tokens) else None,
             n_vocab=self.n_tokens,
             added=self.added(),
@@ -254,20 +260,25 @@ def _sentence_piece(table: _Table) -> Vocabulary:
     unk = table.tokens[unk_id] if unk_id is not None else None
     if unk is not None and unk_id is not None:
         vocab[unk] = unk_id
-    backend = tokenizers.Tokenizer(
-        models.BPE(
-            vocab=vocab,
-            merges=[merge[2:] for merge in merges],
-            unk_token=unk,
-            fuse_unk=True,
-            byte_fallback=True,
-        )
+    model = models.BPE(
+        vocab=vocab,
+        merges=[merge[2:] for merge in merges],
+        unk_token=unk,
+        fuse_unk=True,
+        byte_fallback=True,
     )
+    with_space, without = tokenizers.Tokenizer(model), tokenizers.Tokenizer(model)
+    mark = normalizers.Replace(" ", SPACE_MARK)
+    with_space.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), mark])
+    without.normalizer = mark
     prefix = table.flag("add_space_prefix", True)
-    steps: list[normalizers.Normalizer] = [normalizers.Prepend(SPACE_MARK)] if prefix else []
-    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE_MARK)])
-    add_bos = table.flag("add_bos_token", table.ids["bos_token"] is not None)
-    return table.vocabulary(backend, spelling="sentencepiece", add_bos=add_bos, strip_space=prefix)
+    return table.vocabulary(
+        with_space if prefix else without,
+        after_ordinary=without,
+        spelling="sentencepiece",
+        add_bos=table.flag("add_bos_token", table.ids["bos_token"] is not None),
+        strip_space=prefix,
+    )
 
 
 def _texts(values: Sequence[str | bytes], key: str) -> list[str]:

@@ -52,13 +52,15 @@ def vocabulary_from_json(
     add_bos = settings.get("add_bos_token")
     if add_bos is None:
         add_bos = bos_id is not None and _writes_bos(backend, bos_id)
+    later = _without_first_space(backend)
     texts = {name: text for name, text in texts.items() if name in ids}
     for name, i in (("bos_token", bos_id), ("eos_token", eos_ids[0] if eos_ids else None)):
         if name not in texts and i is not None and (text := backend.id_to_token(i)) is not None:
             texts[name] = text
     return Vocabulary(
         first=backend,
-        later=_without_first_space(backend),
+        after_control=later,
+        after_ordinary=later,
         piece=backend.id_to_token,
         n_vocab=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         added=added,

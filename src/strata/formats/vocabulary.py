@@ -25,15 +25,16 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 class Vocabulary:
     """Tokens, the two ways between them and text, and what the checkpoint wants done with them.
 
-    first, later: turn text without added tokens into ids, at the begin of a text and after a token;
-    they differ where only a text's begin gets a space. piece: the name of an id, None for a hole.
-    n_vocab: largest id + 1. eos_ids: every id that ends an answer. add_bos: text begins with the
+    first, after_control, after_ordinary: turn text without added tokens into ids, at the begin of a
+    text and behind an added token; they differ in whether the text gets a space in front.
+    piece: the name of an id, None for a hole. n_vocab: largest id + 1. eos_ids: every id that ends an answer. add_bos: text begins with the
     begin token. strip_space: decoding drops one space at the begin. templates: chat templates by
     name ("default", "tool_use", ...). named: spelled special tokens by the name templates use.
     """
 
     first: tokenizers.Tokenizer
-    later: tokenizers.Tokenizer
+    after_control: tokenizers.Tokenizer
+    after_ordinary: tokenizers.Tokenizer
     piece: Callable[[int], str | None]
     n_vocab: int
     added: AddedTokens
