@@ -26,7 +26,6 @@ from tests.oracle import Options, cached
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 QWEN3 = FIXTURES / "qwen3_moe" / "bf16.gguf"
-QWEN4 = FIXTURES / "qwen4_exp" / "bf16.gguf"
 
 
 def plan(path: Path) -> LoadReport:
@@ -295,3 +294,24 @@ def test_fp8_without_scales_is_refused(tmp_path: Path) -> None:
     folder = edit_folder(cached("qwen3_moe", options)[0], tmp_path / "hf", change)
     with pytest.raises(UnsupportedError, match=rf"{name} is FP8 but there is no {name}_scale_inv"):
         plan(folder)
+
+
+def test_nvfp4_matrix_carries_its_tensor_scale(tmp_path: Path) -> None:
+    """A dense NVFP4 matrix and the ".scale" tensor llama.cpp puts beside it; 1 without one."""
+    rows = np.random.default_rng(1).bytes(32 * 36)
+    matrix = Tensor("blk.0.attn_output.weight", (64, 32), 40, rows)
+    scale = Tensor("blk.0.attn_output.scale", (1,), F32, np.float32(0.37).tobytes())
+    activation = Tensor("blk.0.attn_output.input_scale", (1,), F32, bytes(4))
+
+    def drop(name: str) -> str | None:
+        return None if name == matrix.name else name
+
+    for i, (extra, expected) in enumerate(
+        [((matrix,), 1.0), ((matrix, scale, activation), float(np.float32(0.37)))]
+    ):
+        path = edit_gguf(QWEN3, tmp_path / f"{i}.gguf", rename=drop, extra=extra)
+        report = plan(path)
+        assert list(report.unused) == ([activation.name] if len(extra) == 3 else [])
+        found = load(path, copy=True)["layers.0.attn.o"]
+        assert isinstance(found, Weight) and found.type == "NVFP4"
+        assert found.scale == expected and found.data.numpy().tobytes() == rows

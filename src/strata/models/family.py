@@ -134,7 +134,7 @@ def hf_trunk(ckpt: Checkpoint, config: Config) -> Trunk:
     config.require("hidden_act", "silu")
     d_model, n_heads = config.size("hidden_size"), config.size("num_attention_heads")
     outer = Config(ckpt.config, config.where)
-    tie = config.flag("tie_word_embeddings", outer.flag("tie_word_embeddings", False))
+    ties = [c.flag("tie_word_embeddings", False) for c in (config, outer)]
     return Trunk(
         n_layers=config.size("num_hidden_layers"),
         d_model=d_model,
@@ -144,7 +144,7 @@ def hf_trunk(ckpt: Checkpoint, config: Config) -> Trunk:
         n_heads=n_heads,
         n_kv_heads=config.size("num_key_value_heads", default=n_heads),
         head_dim=config.size("head_dim", default=max(1, d_model // n_heads)),
-        tied_head=tie and "lm_head.weight" not in ckpt.tensors,
+        tied_head=any(ties) and "lm_head.weight" not in ckpt.tensors,
         eos_tokens=_hf_eos(ckpt, config),
     )
 
