@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Writes a `qwen4_exp` safetensors checkpoint as a Q8_0 GGUF: how models/tiny-flash-next-Q8_0.gguf was made.
+"""Writes a `qwen4_exp` safetensors checkpoint as a Q8_0 GGUF: how models/tiny-flash-next-Q8_0.gguf
+was made.
 
     python scripts/make_demo_model.py CHECKPOINT_FOLDER OUT.gguf
 
-Large projections, experts, embedding and head become Q8_0; what published files of this architecture keep wide
-(hyper-connections, router, alpha/beta, indexer, n-gram table) stays BF16; vectors are F32. Needs the `gguf` package.
+Large projections, experts, embedding and head become Q8_0; what published files of this
+architecture keep wide
+(hyper-connections, router, alpha/beta, indexer, n-gram table) stays BF16; vectors are F32. Needs
+the `gguf` package.
 """
 
 from __future__ import annotations
@@ -115,8 +118,10 @@ def metadata(w: gguf.GGUFWriter, c: dict, ck: Checkpoint) -> None:
         w.add_key_value(
             f"{ARCH}.ple.{key}", values, gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT64
         )
-    w.add_uint32(f"{ARCH}.embedding_length_per_layer_input", c["ple_embed_dim"] // (
-        (c["ngram_size"] - 1) * c["heads_per_ngram"]))
+    w.add_uint32(
+        f"{ARCH}.embedding_length_per_layer_input",
+        c["ple_embed_dim"] // ((c["ngram_size"] - 1) * c["heads_per_ngram"]),
+    )
 
 
 def tokenizer(w: gguf.GGUFWriter, folder: Path, generation: dict) -> None:

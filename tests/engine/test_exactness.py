@@ -1,6 +1,8 @@
-"""One row, one arithmetic, end to end: whatever the window, chunk, cache, swap, worker count or instruction set, the same bits.
+"""One row, one arithmetic, end to end: whatever the window, chunk, cache, swap, worker count or
+instruction set, the same bits.
 
-Expectations: the fixtures' logits come from transformers (max difference 1e-3 of the largest logit); the bit-equal
+Expectations: the fixtures' logits come from transformers (max difference 1e-3 of the largest
+logit); the bit-equal
 checks compare the engine with itself, run as one prompt with the default settings.
 """
 
@@ -10,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.oracle import FAMILIES, Reference
 
 import strata
 from strata.engine.model import Model
 from strata.native import available_isas
-from tests.oracle import FAMILIES, Reference
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 MOE = [f for f in FAMILIES if f not in ("llama", "qwen2")]
@@ -31,7 +33,8 @@ def reference(family: str, stem: str = "bf16") -> Reference:
 
 
 def windows_with_rejections(model: Model, tokens: list[int], seed: int) -> np.ndarray:
-    """Logits of the text read in random windows whose tail is made up and rejected; n from 0 to T."""
+    """Logits of the text read in random windows whose tail is made up and rejected; n from 0 to
+    T."""
     rng = np.random.default_rng(seed)
     engine, out = model.engine, []
     engine.reset()
@@ -47,7 +50,8 @@ def windows_with_rejections(model: Model, tokens: list[int], seed: int) -> np.nd
 
 @pytest.mark.parametrize("family, stem", KEYS)
 def test_logits_equal_transformers(family: str, stem: str) -> None:
-    """Quantized experts get int8 activations in float32 (numerics contract), so those are compared in float64."""
+    """Quantized experts get int8 activations in float32 (numerics contract), so those are compared
+    in float64."""
     ref = reference(family, stem)
     n = ref.comparable()
     with load(family, stem, dtype="float32" if stem == "bf16" else "float64") as model:
@@ -59,7 +63,8 @@ def test_logits_equal_transformers(family: str, stem: str) -> None:
 
 @pytest.mark.parametrize("family, stem", KEYS)
 def test_windows_equal_the_prompt_bit_for_bit(family: str, stem: str) -> None:
-    """Windows of 1 to 8, all kept or with made-up tails rejected at random, against the text read as one prompt."""
+    """Windows of 1 to 8, all kept or with made-up tails rejected at random, against the text read
+    as one prompt."""
     tokens = reference(family, stem).input_ids.tolist()[:44]
     with load(family, stem, prompt_chunk=32) as model:
         prompt = model.logits(tokens)
@@ -71,7 +76,8 @@ def test_windows_equal_the_prompt_bit_for_bit(family: str, stem: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_text_equals_transformers(family: str) -> None:
-    """Sixteen greedy tokens, in windows of 1 and 4 with drafts, against transformers' own (where its margins allow)."""
+    """Sixteen greedy tokens, in windows of 1 and 4 with drafts, against transformers' own (where
+    its margins allow)."""
     ref = reference(family)
     tokens = ref.input_ids.tolist()
     answers = []
@@ -110,7 +116,7 @@ def test_swaps_at_window_boundaries_change_no_bit(family: str) -> None:
     with load(family, expert_cache=6) as model:
         expected = model.logits(tokens)
         engine, tier = model.engine, model.engine.service.tier
-        everyone = [(l, e) for l, a in enumerate(tier.address_LE) for e in range(len(a))]
+        everyone = [(i, e) for i, a in enumerate(tier.address_LE) for e in range(len(a))]
         engine.reset()
         rows = []
         while engine.length < len(tokens):
@@ -127,7 +133,8 @@ def test_swaps_at_window_boundaries_change_no_bit(family: str) -> None:
 
 @pytest.mark.parametrize("family", MOE)
 def test_poisoned_buffers_change_no_bit(family: str) -> None:
-    """NaN after every buffer's last declared reader: a step that reads what it did not declare would show."""
+    """NaN after every buffer's last declared reader: a step that reads what it did not declare
+    would show."""
     tokens = reference(family).input_ids.tolist()[:24]
     with load(family) as model:
         expected = model.logits(tokens)

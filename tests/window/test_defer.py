@@ -1,6 +1,8 @@
-"""Deferral: the seed's semantics against transformers with hooks, its safety under slow workers, and off being off.
+"""Deferral: the seed's semantics against transformers with hooks, its safety under slow workers,
+and off being off.
 
-Expectations: logits with late experts come from tests/oracle (transformers, the late experts added one mixer later, or
+Expectations: logits with late experts come from tests/oracle (transformers, the late experts added
+one mixer later, or
 back in their own layer for "check"); the rest compares the engine with itself.
 """
 
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.oracle import FAMILIES, Options, cached
 
 import strata
 from strata.core.errors import SettingError
@@ -19,7 +22,6 @@ from strata.engine.model import Model
 from strata.experts.workers import DelayedWorker
 from strata.window.record import poisoned
 from strata.window.run import WindowRunner
-from tests.oracle import FAMILIES, Options, cached
 
 MOE = [f for f in FAMILIES if f not in ("llama", "qwen2", "qwen2_moe")]
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -28,7 +30,7 @@ FIXTURES = Path(__file__).parent.parent / "fixtures"
 def profile(tmp_path: Path, model: Model, late_mask: np.ndarray) -> tuple[Path, int]:
     """A profile that makes exactly the experts outside the mask resident."""
     n_L = [len(a) for a in model.engine.service.tier.address_LE]
-    pairs = [(l, e) for l, n in enumerate(n_L) for e in range(n) if not late_mask[e]]
+    pairs = [(i, e) for i, n in enumerate(n_L) for e in range(n) if not late_mask[e]]
     path = tmp_path / "profile.txt"
     path.write_text("".join(f"{layer} {expert}\n" for layer, expert in pairs))
     return path, len(pairs)
@@ -36,7 +38,8 @@ def profile(tmp_path: Path, model: Model, late_mask: np.ndarray) -> tuple[Path, 
 
 @pytest.mark.parametrize("family", MOE)
 def test_deferred_logits_equal_transformers_with_late_experts(family: str, tmp_path: Path) -> None:
-    """Half the experts late, mode 1 and check, float64 through windows of 1; check equals off to 1e-11."""
+    """Half the experts late, mode 1 and check, float64 through windows of 1; check equals off to
+    1e-11."""
     folder, ref = cached(family, Options(n_tokens=40, deferral=True))
     tokens, n = ref.input_ids.tolist(), ref.comparable()
     layers = ref.more["late_layers"].tolist()
@@ -64,7 +67,9 @@ def slow(runner: WindowRunner, delays: dict[int, float]) -> None:
         workers[place] = DelayedWorker(workers[place], delays)
 
 
-@pytest.mark.parametrize("defer", [{}, {"defer_cpu": "1"}, {"defer_cpu": "1", "defer_cpu_below": 0.3}])
+@pytest.mark.parametrize(
+    "defer", [{}, {"defer_cpu": "1"}, {"defer_cpu": "1", "defer_cpu_below": 0.3}]
+)
 def test_slow_workers_change_no_bit(defer: dict[str, object]) -> None:
     """Delays of 0, 5 and 50 ms in random layers (C20)."""
     rng = np.random.default_rng(1)
@@ -73,13 +78,14 @@ def test_slow_workers_change_no_bit(defer: dict[str, object]) -> None:
     with strata.load(path, device="cpu", poison=True, expert_cache=20, **defer) as model:
         expected = model.logits(tokens, through="windows", window=2)
         for _ in range(2):
-            slow(model.engine.runner, {l: float(rng.choice([0, 0.005, 0.05])) for l in range(8)})
+            slow(model.engine.runner, {i: float(rng.choice([0, 0.005, 0.05])) for i in range(8)})
             assert np.array_equal(model.logits(tokens, through="windows", window=2), expected)
 
 
 @pytest.mark.parametrize("mode", ["0", "1"])
 def test_a_removed_wait_is_caught_by_a_slow_worker(mode: str) -> None:
-    """The build with one wait taken out reads rows that are not there: NaN from the poison, never the right answer."""
+    """The build with one wait taken out reads rows that are not there: NaN from the poison, never
+    the right answer."""
     path = FIXTURES / "qwen3_moe" / "bf16.gguf"
     with strata.load(path, device="cpu", poison=True, defer_cpu=mode) as model:
         runner = model.engine.runner
@@ -100,12 +106,17 @@ def test_a_removed_wait_is_caught_by_a_slow_worker(mode: str) -> None:
 def test_off_is_off() -> None:
     """Without the setting: no buffer, no step, the same bits; with it, both exist."""
     path = FIXTURES / "qwen3_moe" / "bf16.gguf"
-    with strata.load(path, device="cpu") as off, strata.load(path, device="cpu", defer_cpu="1") as on:
+    with (
+        strata.load(path, device="cpu") as off,
+        strata.load(path, device="cpu", defer_cpu="1") as on,
+    ):
         plain, late = off.engine.runner.window(2), on.engine.runner.window(2)
         assert "cpu_rows_late" not in plain.frame.tensors()
         assert "cpu_rows_late" in late.frame.tensors()
         assert not any(s.name in ("late_join", "wait_late") for s in plain.program.steps)
-        assert sum(s.name == "late_join" for s in late.program.steps) == off.engine.spec.n_layers - 1
+        assert (
+            sum(s.name == "late_join" for s in late.program.steps) == off.engine.spec.n_layers - 1
+        )
         tokens = list(range(10, 40))
         assert np.array_equal(off.logits(tokens), on.logits(tokens)), "prompts are never deferred"
 
@@ -123,7 +134,7 @@ def test_row_split_keeps_heavy_rows_on_time() -> None:
         last = engine.spec.n_layers - 1
         plan = runner.service.of(last)  # never late
         assert plan.count(Place.CPU_LATE) == 0 and plan.count(Place.CPU) == len(expert)
-        total = {p: sum(runner.service.of(l).count(p) for l in range(last)) for p in Place}
+        total = {p: sum(runner.service.of(i).count(p) for i in range(last)) for p in Place}
         assert total[Place.CPU_LATE] and total[Place.CPU]
         assert share.shape == (len(expert),)
         engine.commit(0)
@@ -136,7 +147,11 @@ def test_check_mode_and_splits_are_close_to_exact_in_order() -> None:
     with strata.load(path, device="cpu") as model:
         exact = model.logits(tokens, through="windows")
     errors = []
-    for settings in ({"defer_cpu": "check"}, {"defer_cpu": "1", "defer_cpu_below": 0.2}, {"defer_cpu": "1"}):
+    for settings in (
+        {"defer_cpu": "check"},
+        {"defer_cpu": "1", "defer_cpu_below": 0.2},
+        {"defer_cpu": "1"},
+    ):
         with strata.load(path, device="cpu", **settings) as model:
             errors.append(float(np.abs(model.logits(tokens, through="windows") - exact).mean()))
     assert errors[0] < 1e-4 < errors[1] < errors[2]

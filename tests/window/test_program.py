@@ -1,6 +1,8 @@
-"""check() against programs edited by hand: each edit is a fault that must be named, and the plain form must pass.
+"""check() against programs edited by hand: each edit is a fault that must be named, and the plain
+form must pass.
 
-Expectations come from the rules in docs/ARCHITECTURE.md ("the window"); no numbers are computed here.
+Expectations come from the rules in docs/ARCHITECTURE.md ("the window"); no numbers are computed
+here.
 """
 
 from __future__ import annotations
@@ -23,9 +25,19 @@ def moe_layer(layer: int, before: str, late_from: int | None = None) -> list[Ste
 
     steps = [
         Step("attn_read", layer, (Read("residual", before),), ("x",)),
-        Step("mixer", layer, (Read("x", at("attn_read")), Read(f"kv:{layer}", None)), ("mixer_out", f"kv:{layer}")),
-        Step("attn_write", layer, (Read("residual", before), Read("mixer_out", at("mixer"))), ("residual",)),
-    ]  # fmt: skip
+        Step(
+            "mixer",
+            layer,
+            (Read("x", at("attn_read")), Read(f"kv:{layer}", None)),
+            ("mixer_out", f"kv:{layer}"),
+        ),
+        Step(
+            "attn_write",
+            layer,
+            (Read("residual", before), Read("mixer_out", at("mixer"))),
+            ("residual",),
+        ),
+    ]
     residual = at("attn_write")
     if late_from is not None:
         steps += [
@@ -42,9 +54,14 @@ def moe_layer(layer: int, before: str, late_from: int | None = None) -> list[Ste
         Step("ffn_read", layer, (Read("residual", residual),), ("ffn_x",)),
         Step("router", layer, (Read("ffn_x", at("ffn_read")),), ("expert", "weight")),
         Step("plan", layer, (Read("expert", at("router")),), ("plan",)),
-        Step("publish", layer, (Read("ffn_x", at("ffn_read")), Read("plan", at("plan"))), ("payload",)),
+        Step(
+            "publish",
+            layer,
+            (Read("ffn_x", at("ffn_read")), Read("plan", at("plan"))),
+            ("payload",),
+        ),
         Step("ring", layer, (Read("payload", at("publish")),), rings=True),
-    ]  # fmt: skip
+    ]
     return steps
 
 
@@ -63,8 +80,13 @@ def after_ring(layer: int, residual: str, late: bool) -> list[Step]:
         reads.append(Read("cpu_rows", at("host")))
     steps += [
         Step("combine", layer, tuple(reads), ("ffn_out",)),
-        Step("ffn_write", layer, (Read("residual", residual), Read("ffn_out", at("combine"))), ("residual",)),
-    ]  # fmt: skip
+        Step(
+            "ffn_write",
+            layer,
+            (Read("residual", residual), Read("ffn_out", at("combine"))),
+            ("residual",),
+        ),
+    ]
     return steps
 
 
@@ -136,7 +158,8 @@ def test_late_join_behind_the_ffn_read() -> None:
 
 
 def test_late_join_behind_the_ffn_read_with_forged_reads() -> None:
-    """Even if the FFN read is edited to accept the older residual, the join's own rule names the fault."""
+    """Even if the FFN read is edited to accept the older residual, the join's own rule names the
+    fault."""
     program = moved(make((0,)), "late_join:0", "ffn_read:1")
     forged = changed(program, "ffn_read:1", reads=(Read("residual", "attn_write:1"),))
     with pytest.raises(ProgramError, match="stands behind ffn_read:1"):
@@ -179,11 +202,16 @@ def test_late_layer_before_an_ngram_block() -> None:
     ngram = Step("ngram", 1, (Read("residual", "ffn_write:0"),), ("residual",))
     steps = [*program.steps[:at], ngram, *program.steps[at:]]
     forged = [
-        replace(s, reads=tuple(Read(r.buffer, "ngram:1") if r.writer == "ffn_write:0" else r for r in s.reads))
+        replace(
+            s,
+            reads=tuple(
+                Read(r.buffer, "ngram:1") if r.writer == "ffn_write:0" else r for r in s.reads
+            ),
+        )
         if s.id in ("attn_read:1", "attn_write:1")
         else s
         for s in steps
-    ]  # fmt: skip
+    ]
     with pytest.raises(ProgramError, match="begins with an n-gram block"):
         check(program.edited(forged))
 
@@ -230,7 +258,8 @@ def test_a_step_twice() -> None:
 
 
 def test_second_window_sees_no_leftovers() -> None:
-    """A read of "what was there before" that this window itself writes later is right in round one and wrong if a
+    """A read of "what was there before" that this window itself writes later is right in round one
+    and wrong if a
     step before it in the same window wrote it."""
     program = make()
     at = program.index("attn_read:2")

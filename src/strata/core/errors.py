@@ -1,4 +1,6 @@
-"""Every error this project raises on purpose. The message holds what failed, the values, and what to do next.
+"""Every error this project raises on purpose.
+
+The message holds what failed, the values, and what to do next.
 
 StrataError
 ├── InputError              the caller can mend it; a server answers 4xx and lives on

@@ -82,12 +82,14 @@ class Settings:
         unit="experts a window")
     defer_cpu: str = choice(
         "0", ("0", "1", "check"),
-        "1: a layer's CPU rows join one mixer later, at the next layer's FFN half; check: the same steps "
-        "inside the layer; 0: off.", changes_output=True, aliases=("STRATA_VERIFY_DEFER_CPU",))
+        "1: a layer's CPU rows join one mixer later, at the next layer's FFN half; check: the "
+        "same steps inside the layer; 0: off.",
+        changes_output=True, aliases=("STRATA_VERIFY_DEFER_CPU",))
     defer_layers: tuple[int, ...] = layers(
         "Layers whose CPU rows may be late; auto is every layer that can.", changes_output=True)
     defer_cpu_below: float = number(
-        0.0, 0, 1, "With --defer-cpu, only rows with less than this share of their token's routing weight are "
+        0.0, 0, 1,
+        "With --defer-cpu, only rows with less than this share of their token's routing weight are "
         "late; 0 is all of them.", changes_output=True, aliases=("STRATA_VERIFY_DEFER_CPU_BELOW",))
     workers: int = integer(
         0, 1, 1024,

@@ -1,10 +1,12 @@
 """The shared nouns, and the shape legend of the whole project. Knows no torch.
 
 Shape legend (suffix letters of tensor names: ``x_TD`` is [tokens, hidden]):
-    T  window tokens           K  experts per token      R = T*K routed rows (row r: token r // K, rank r % K)
+    T  window tokens           K  experts per token      R = T*K routed rows (row r: token r // K,
+    rank r % K)
     D  hidden width            C  residual streams       F  expert width
     E  experts of a layer      L  layers                 S  fast-tier slots
-    H  heads                   V  vocabulary             G  groups (distinct experts of one window and layer)
+    H  heads                   V  vocabulary             G  groups (distinct experts of one window
+    and layer)
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Puts an engine together: the one place that knows every feature.
 
-A feature is a rule of the plan, a worker of a place, or a transformation of the steps; it is added here and nowhere else.
+A feature is a rule of the plan, a worker of a place, or a transformation of the steps; it is added
+here and nowhere else.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ def _assemble(ready: Ready, progress: Progress | None) -> Engine:
 
 
 def _tokenizer(plan: CheckpointPlan) -> Tokenizer | InputError:
-    """The tokenizer, or why there is none: token ids can be read without it, so the error waits until text is used."""
+    """The tokenizer, or why there is none: token ids can be read without it, so the error waits
+    until text is used."""
     try:
         return load_tokenizer(plan.checkpoint)
     except InputError as error:
@@ -150,7 +152,8 @@ def _ops(settings: Settings, pool: CpuPool) -> Ops:
 def _variant(
     settings: Settings, network: Network, service: ExpertService
 ) -> tuple[Variant, dict[str, str]]:
-    """How windows run here, and why what was asked for is (partly) off. Every feature of the window stands here."""
+    """How windows run here, and why what was asked for is (partly) off. Every feature of the window
+    stands here."""
     if settings.defer_cpu == "0":
         return PLAIN, {}
     able = deferrable(network)
@@ -158,17 +161,16 @@ def _variant(
     refused = sorted(set(layers) - set(able))
     if refused:
         raise SettingError(
-            f"--defer-layers {','.join(map(str, refused))}: these cannot be late (the last layer, one in front of an "
-            f"n-gram block, or one without routed experts); this model can defer {able}"
+            f"--defer-layers {','.join(map(str, refused))}: these cannot be late (the last layer, "
+            f"one in front of an n-gram block, or one without routed experts); this model can "
+            f"defer {able}"
         )
     if not layers:
         return PLAIN, {"defer_cpu": "this model has no layer whose rows may be late"}
     below = settings.defer_cpu_below or None
     mode: Mode = "check" if settings.defer_cpu == "check" else "1"
     defer = Defer(network, service, layers, mode, split=below is not None)
-    variant = Variant(
-        f"defer-{mode}", (defer,), (late_rule(layers, below),), late_buffers(network)
-    )
+    variant = Variant(f"defer-{mode}", (defer,), (late_rule(layers, below),), late_buffers(network))
     return variant, {}
 
 
@@ -249,8 +251,9 @@ def _report(
         n_late = sum(len(t.layers) for t in able)
         n_moe = sum(1 for n in plan.n_experts_L if n)
         lines.append(
-            f"strata verify: STRATA_VERIFY_DEFER_CPU={settings.defer_cpu} (changes the output): rows of {n_late} of "
-            f"{n_moe} expert layers may be late; not the last layer, nor one in front of an n-gram block"
+            f"strata verify: STRATA_VERIFY_DEFER_CPU={settings.defer_cpu} (changes the output): "
+            f"rows of {n_late} of {n_moe} expert layers may be late; not the last layer, nor one "
+            f"in front of an n-gram block"
         )
     if isinstance(tokenizer, InputError):
         lines.append(f"text in and out: off here: {tokenizer}")

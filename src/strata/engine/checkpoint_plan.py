@@ -1,6 +1,8 @@
-"""Everything known about a checkpoint before a weight is read: its spec, its names, its bytes, and whether they fit.
+"""Everything known about a checkpoint before a weight is read: its spec, its names, its bytes, and
+whether they fit.
 
-The network is put together once from weights without memory (torch's meta device), so the sizes of buffers and state are
+The network is put together once from weights without memory (torch's meta device), so the sizes of
+buffers and state are
 those of the real parts and not a second book-keeping.
 """
 
@@ -31,7 +33,8 @@ from strata.window.layer import window_buffers
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 KV_DTYPES = {"f32": torch.float32, "f16": torch.float16, "f64": torch.float64}
 INTERPRETER_BYTES = 320 << 20
-"""Python, torch and the tokenizer, before any weight: measured 250 to 310 MiB resident on Linux, x86-64."""
+"""Python, torch and the tokenizer, before any weight: measured 250 to 310 MiB resident on Linux,
+x86-64."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class CheckpointPlan:
 
 
 def understand(checkpoint: Checkpoint) -> CheckpointPlan:
-    """Read names, shapes and settings; check that every weight has a tensor and every tensor a use."""
+    """Read names, shapes and settings; check that every weight has a tensor and every tensor a
+    use."""
     family = find_family(checkpoint)
     spec = family.spec(checkpoint)
     sources = family.sources(checkpoint, spec)
@@ -94,7 +98,8 @@ def memory_plan(plan: CheckpointPlan, settings: Settings, probes: Probes) -> Mem
 def _limits(settings: Settings, probes: Probes) -> list[Limit]:
     limits = ram_limits(probes)
     if settings.ram_gb:
-        # a figure given by hand replaces what is free now: the question may be about another machine
+        # a figure given by hand replaces what is free now: the question may be about another
+        # machine
         return [Limit(f"--ram-gb {settings.ram_gb:g}", int(settings.ram_gb * GIB))]
     return limits
 

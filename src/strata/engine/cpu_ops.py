@@ -1,4 +1,5 @@
-"""Which implementation answers each op without a GPU: native code where it is faster, plain torch elsewhere."""
+"""Which implementation answers each op without a GPU: native code where it is faster, plain torch
+elsewhere."""
 
 from __future__ import annotations
 

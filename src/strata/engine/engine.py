@@ -1,6 +1,8 @@
-"""The engine: one loaded model and one sequence. Tokens in, logits out; text belongs to the session.
+"""The engine: one loaded model and one sequence. Tokens in, logits out; text belongs to the
+session.
 
-Invariant: ``length`` tokens are committed, and whatever failed before, the next call starts from exactly those or from a
+Invariant: ``length`` tokens are committed, and whatever failed before, the next call starts from
+exactly those or from a
 reset. After a NumericsError or StallError the state is void until ``reset``.
 """
 
@@ -94,16 +96,14 @@ class Engine:
         self.state.reset()
         self._void = False
 
-    def read_prompt(
-        self, tokens: Sequence[int], progress: ReadProgress | None = None
-    ) -> Logits:
-        """Commit the tokens; logits float32 [V] after the last. ContextLengthError before any work."""
+    def read_prompt(self, tokens: Sequence[int], progress: ReadProgress | None = None) -> Logits:
+        """Commit the tokens; logits float32 [V] after the last. ContextLengthError before any
+        work."""
         self._require_tokens(tokens)
         with self._voiding():
-            logits = read_prompt(
-                self.runner, tokens, self.settings.prompt_chunk, progress=progress
-            )
-            return self._finite(logits, self.length - 1)[0]
+            logits = read_prompt(self.runner, tokens, self.settings.prompt_chunk, progress=progress)
+            last: Logits = self._finite(logits, self.length - 1)[0]
+            return last
 
     def run_window(self, tokens: Sequence[int]) -> Logits:
         """Logits float32 [T, V] of a verify window of 1..8 tokens; nothing is committed yet."""
@@ -132,9 +132,11 @@ class Engine:
         through: Literal["prompt", "windows"] = "prompt",
         window: int = 1,
     ) -> Logits:
-        """float32 [T, V]: row t is the distribution after token t, for a new sequence of these tokens.
+        """float32 [T, V]: row t is the distribution after token t, for a new sequence of these
+        tokens.
 
-        through "prompt": read in chunks; "windows": through verify windows of ``window`` tokens, all kept.
+        through "prompt": read in chunks; "windows": through verify windows of ``window`` tokens,
+        all kept.
         """
         self._require_tokens(token_ids)
         if through not in ("prompt", "windows"):
@@ -153,7 +155,8 @@ class Engine:
         return np.concatenate(rows)
 
     def explain(self, window: int) -> list[str]:
-        """The program of a window size, and the place of each row in the last plan of every layer."""
+        """The program of a window size, and the place of each row in the last plan of every
+        layer."""
         recorded = self.runner.window(window)
         lines = [f"window of {window} tokens, {len(recorded.program.steps)} steps"]
         lines += recorded.program.lines()
@@ -195,7 +198,8 @@ class Engine:
         if bool(bad.any()):
             position = first_position + int(bad.nonzero()[0, 0])
             raise NumericsError(
-                f"the logits after position {position} are not finite; the request was stopped and its state dropped"
+                f"the logits after position {position} are not finite; the request was stopped "
+                f"and its state dropped"
             )
         return logits.to(torch.float32).numpy().copy()
 
@@ -204,7 +208,8 @@ class Engine:
 
 
 class _Voiding:
-    """Marks the state void when the block fails half way; errors found before any work leave it alone."""
+    """Marks the state void when the block fails half way; errors found before any work leave it
+    alone."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -1,4 +1,5 @@
-"""What this machine offers to the engine: GPU, cores, instruction sets. Probes only; decides nothing."""
+"""What this machine offers to the engine: GPU, cores, instruction sets. Probes only; decides
+nothing."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from strata.core.settings_load import AUTO, Effective, load_settings
 from strata.engine.build import build
 from strata.engine.draft import build_drafter
 from strata.engine.engine import Engine
-from strata.engine.machine import probe
 from strata.engine.logpos import LogposWriter, extra_token
+from strata.engine.machine import probe
 from strata.engine.session import Answer, Session, TextDecoder
 from strata.formats.detokenize import StreamDecoder
 from strata.formats.tokenizer import Tokenizer
@@ -56,7 +56,8 @@ def load(
 
 
 def _where_it_can(asked: Effective) -> Effective:
-    """A program that says nothing about the device runs where it can; the report and settings tell where.
+    """A program that says nothing about the device runs where it can; the report and settings tell
+    where.
 
     The command line is stricter: there the CPU alone is only used when asked for.
     """

@@ -1,6 +1,8 @@
-"""Reads prompts: chunks cut at absolute multiples of the chunk size, through the same parts as windows.
+"""Reads prompts: chunks cut at absolute multiples of the chunk size, through the same parts as
+windows.
 
-Absolute cuts make a chunk's content independent of where reading began, so stored states can be reused.
+Absolute cuts make a chunk's content independent of where reading began, so stored states can be
+reused.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def read_prompt(
     all_logits: bool = False,
     progress: ReadProgress | None = None,
 ) -> torch.Tensor:
-    """Commit all tokens; logits [T, V] of every position, or [1, V] of the last. ContextLengthError before any work."""
+    """Commit all tokens; logits [T, V] of every position, or [1, V] of the last. ContextLengthError
+    before any work."""
     runner.state.require_room(len(tokens))
     base = runner.state.length
     total = base + len(tokens)

@@ -1,6 +1,8 @@
-"""The fast tier: slots that hold copies of the hottest experts (VRAM; an ordinary buffer without a GPU).
+"""The fast tier: slots that hold copies of the hottest experts (VRAM; an ordinary buffer without a
+GPU).
 
-Knows which expert sits where, and nothing about who computes it. An expert leaves the address table before its slot
+Knows which expert sits where, and nothing about who computes it. An expert leaves the address table
+before its slot
 is rewritten, and enters it after; both happen between windows.
 """
 
@@ -21,7 +23,8 @@ Pair = tuple[int, int]
 
 
 class FastTier:
-    """n_slots slots, each as large as the largest blob. ``address_LE[l][e]`` is 0 where the expert is not resident."""
+    """n_slots slots, each as large as the largest blob. ``address_LE[l][e]`` is 0 where the expert
+    is not resident."""
 
     def __init__(self, store: ExpertStore, n_slots: int) -> None:
         groups = [layer for layer in store.layers if layer is not None]
@@ -83,7 +86,8 @@ class FastTier:
 def read_profile(path: str | Path, n_experts_L: Sequence[int]) -> list[Pair]:
     """Ranked (layer, expert) pairs, one "layer expert" a line; '#' starts a comment.
 
-    n_experts_L: routed experts of each layer. A pair that is no routed expert of the model, a repeated pair or a
+    n_experts_L: routed experts of each layer. A pair that is no routed expert of the model, a
+    repeated pair or a
     malformed line is an InputError with its line number.
     """
     pairs: list[Pair] = []
@@ -102,11 +106,14 @@ def read_profile(path: str | Path, n_experts_L: Sequence[int]) -> list[Pair]:
         if layer >= len(n_experts_L) or expert >= n_experts_L[layer]:
             have = n_experts_L[layer] if layer < len(n_experts_L) else 0
             raise InputError(
-                f"{path}, line {number}: layer {layer}, expert {expert} is no routed expert of this model "
+                f"{path}, line {number}: layer {layer}, expert {expert} is no routed expert of "
+                f"this model "
                 f"({len(n_experts_L)} layers; that layer has {have} experts)"
             )
         if (layer, expert) in seen:
-            raise InputError(f"{path}, line {number}: layer {layer}, expert {expert} is listed twice")
+            raise InputError(
+                f"{path}, line {number}: layer {layer}, expert {expert} is listed twice"
+            )
         seen.add((layer, expert))
         pairs.append((layer, expert))
     return pairs

@@ -1,6 +1,7 @@
 """Which CPU rows are late: the rule that deferral adds to the plan.
 
-A row's share is its routing weight over the token's sum of weights. Rows with a share of ``below`` or more stay on time;
+A row's share is its routing weight over the token's sum of weights. Rows with a share of ``below``
+or more stay on time;
 a distinct expert is on time if any of its rows is, so that its weights are read once.
 """
 

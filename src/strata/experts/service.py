@@ -1,6 +1,8 @@
-"""The host's side of a window: answers each ring by handing the plan's rows to the workers of their places.
+"""The host's side of a window: answers each ring by handing the plan's rows to the workers of their
+places.
 
-It has no idea which features are on: places that a plan does not use get no work, whoever made the plan.
+It has no idea which features are on: places that a plan does not use get no work, whoever made the
+plan.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class RowCounters:
 class ExpertService:
     """Plans a layer, starts its workers at the ring, and joins them at the waits.
 
-    workers: who computes each place; the host places (CPU, CPU_LATE, REMOTE) start at the ring in the order given,
+    workers: who computes each place; the host places (CPU, CPU_LATE, REMOTE) start at the ring in
+    the order given,
     FAST rows run when the window reaches them.
     """
 
@@ -74,9 +77,7 @@ class ExpertService:
         """The plan of the layer in the running window."""
         return self._plans[layer]
 
-    def ring(
-        self, layer: int, x_TD: torch.Tensor, rows: Mapping[Place, torch.Tensor]
-    ) -> None:
+    def ring(self, layer: int, x_TD: torch.Tensor, rows: Mapping[Place, torch.Tensor]) -> None:
         """Start the workers of the host places; ``rows`` says where each place's rows go."""
         plan = self._plans[layer]
         for place in self.HOST_PLACES:

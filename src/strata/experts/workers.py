@@ -1,6 +1,8 @@
-"""Workers compute the rows of one place. ``begin`` starts, ``finish`` returns when the rows are written.
+"""Workers compute the rows of one place. ``begin`` starts, ``finish`` returns when the rows are
+written.
 
-A worker knows the plan's groups, the activations and where rows go; it knows no steps, layers' order or features.
+A worker knows the plan's groups, the activations and where rows go; it knows no steps, layers'
+order or features.
 Rows are unweighted: the combine applies the routing weights.
 """
 

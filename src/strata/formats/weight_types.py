@@ -1,6 +1,9 @@
-"""Every way a tensor's numbers can be stored that we know of, as one table. Knows no files and no decoders.
+"""Every way a tensor's numbers can be stored that we know of, as one table.
 
-Ids and block sizes are those of ggml (checked against libggml in the tests); safetensors-only types have no ggml id.
+Knows no files and no decoders.
+
+Ids and block sizes are those of ggml (checked against libggml in the tests); safetensors-only types
+have no ggml id.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ WeightKind = Literal["float", "quantized", "integer"]
 class WeightType:
     """A storage type: ``block_weights`` consecutive numbers of a row take ``block_bytes`` bytes.
 
-    group: weights per scale (and minimum) in the numerics contract, section 2; 0 for floats and integers.
+    group: weights per scale (and minimum) in the numerics contract, section 2; 0 for floats and
+    integers.
     has_min: the contract's decode has a minimum ``m_w``.
     """
 
@@ -47,7 +51,8 @@ _ALL = (
     WeightType("F64", 28, 1, 8, "float"),
     WeightType("F8_E4M3", None, 1, 1, "float"),
     WeightType("F8_E5M2", None, 1, 1, "float"),
-    # a row of e4m3 bytes in blocks of 128, each followed by its f32 scale: made on load from block-FP8 files
+    # a row of e4m3 bytes in blocks of 128, each followed by its f32 scale: made on load from
+    # block-FP8 files
     WeightType("F8_E4M3_B128", None, 128, 132, "float"),
     WeightType("I8", 24, 1, 1, "integer"),
     WeightType("I16", 25, 1, 2, "integer"),

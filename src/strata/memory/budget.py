@@ -1,6 +1,7 @@
 """Who owns which bytes, and whether they fit. Plain numbers; allocates nothing and knows no models.
 
-The limit of a tier is the smallest of what the probes say (free memory, container limit, process limit, the user's
+The limit of a tier is the smallest of what the probes say (free memory, container limit, process
+limit, the user's
 own figure); the plan names the one that binds.
 """
 
@@ -70,7 +71,8 @@ class MemoryPlan:
             need = self.need(tier)
             if need > limit.n_bytes:
                 text.append(
-                    f"does not fit: {tier} needs {need / GIB:.3f} GiB, {limit.n_bytes / GIB:.3f} GiB available "
+                    f"does not fit: {tier} needs {need / GIB:.3f} GiB, "
+                    f"{limit.n_bytes / GIB:.3f} GiB available "
                     f"(limited by {limit.source}), short by {(need - limit.n_bytes) / GIB:.3f} GiB"
                 )
         return text
@@ -121,7 +123,8 @@ def ram_limits(probes: Probes) -> list[Limit]:
 
 
 def cgroup_limits(probes: Probes) -> list[Limit]:
-    """Free bytes under each container or slice limit that holds for this process (cgroup v2 and v1)."""
+    """Free bytes under each container or slice limit that holds for this process (cgroup v2 and
+    v1)."""
     found: list[Limit] = []
     for folder in _own_folders(probes):
         for limit_name, used_name, cache_key in (

@@ -1,6 +1,8 @@
-"""A frame: the buffers of one window size, bound to one sequence state. Knows no models and no steps.
+"""A frame: the buffers of one window size, bound to one sequence state. Knows no models and no
+steps.
 
-Every buffer that one step writes and another reads lies here under a name; temporaries inside a step do not.
+Every buffer that one step writes and another reads lies here under a name; temporaries inside a
+step do not.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from strata.memory.state import SequenceState
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """Shape without the leading axis. The leading axis is the window's T; R = T * n_active for "R"; for "H" the number
+    """Shape without the leading axis. The leading axis is the window's T; R = T * n_active for "R";
+    for "H" the number
     of positions whose logits are wanted (the last ones of the window)."""
 
     shape: tuple[int, ...]
@@ -34,8 +37,10 @@ class BufferSpec:
 class Frame:
     """Named tensors for windows of exactly T tokens.
 
-    ``start`` is the position of the window's first token; ``tokens`` the window's ids. Both are set before a run.
-    With keep_inputs=False (prompt chunks: everything is committed) per-layer buffers share one copy.
+    ``start`` is the position of the window's first token; ``tokens`` the window's ids. Both are set
+    before a run.
+    With keep_inputs=False (prompt chunks: everything is committed) per-layer buffers share one
+    copy.
     """
 
     def __init__(
@@ -62,7 +67,9 @@ class Frame:
             lead = {"T": self.T, "R": self.R, "H": self.n_head}[spec.lead]
             layers = layers_of.get(name, ()) if spec.per_layer and keep_inputs else ()
             for key in [f"{name}:{layer}" for layer in layers] or [name]:
-                self._tensors[key] = torch.empty((lead, *spec.shape), dtype=spec.dtype, device=device)
+                self._tensors[key] = torch.empty(
+                    (lead, *spec.shape), dtype=spec.dtype, device=device
+                )
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A shared buffer by name."""

@@ -1,11 +1,17 @@
-"""What one sequence leaves behind between windows: KV, recurrent state, conv columns, n-gram history.
+"""What one sequence leaves behind between windows: KV, recurrent state, conv columns, n-gram
+history.
 
 Three kinds, and why a window that is only partly accepted never corrupts them:
-    positional  [context, ...]: entry p belongs to token p; entries past the committed length are overwritten later.
-                With stride_tokens r: [ceil(context / r), ...], entry b belongs to tokens r b .. r b + r - 1
-    ring        [ring_entries, ...]: entry p % ring_entries; large enough that rejected tokens overwrite nothing needed
-    recurrent   two copies: a window reads ``front`` and may write ``back``; commit flips, or replays n tokens first
-The invariant: after commit(n) every later read equals that of a sequence fed the same tokens one at a time.
+    positional  [context, ...]: entry p belongs to token p; entries past the committed length are
+    overwritten later.
+                With stride_tokens r: [ceil(context / r), ...], entry b belongs to tokens r b .. r b
+                + r - 1
+    ring        [ring_entries, ...]: entry p % ring_entries; large enough that rejected tokens
+    overwrite nothing needed
+    recurrent   two copies: a window reads ``front`` and may write ``back``; commit flips, or
+    replays n tokens first
+The invariant: after commit(n) every later read equals that of a sequence fed the same tokens one at
+a time.
 """
 
 from __future__ import annotations
@@ -24,7 +30,8 @@ StateKind = Literal["positional", "ring", "recurrent"]
 
 @dataclass(frozen=True)
 class StateSpec:
-    """One state tensor of one layer; ``shape`` without the position axis. Zero at the start of a sequence."""
+    """One state tensor of one layer; ``shape`` without the position axis. Zero at the start of a
+    sequence."""
 
     kind: StateKind
     shape: tuple[int, ...]
@@ -45,7 +52,8 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of everything that is not positional, at one length. Positional entries before it stay valid as long as
+    """A copy of everything that is not positional, at one length. Positional entries before it stay
+    valid as long as
     the live sequence agrees with ``tokens``."""
 
     tokens: tuple[int, ...]
@@ -53,14 +61,17 @@ class Snapshot:
 
 
 class SequenceState:
-    """State of one sequence over all layers. ``tokens`` are the committed ids; ``length`` their count."""
+    """State of one sequence over all layers. ``tokens`` are the committed ids; ``length`` their
+    count."""
 
     def __init__(
         self, specs: Sequence[Mapping[str, StateSpec]], context_tokens: int, device: torch.device
     ) -> None:
         self.context_tokens = context_tokens
         self.tokens: list[int] = []
-        self._specs = {(layer, name): s for layer, group in enumerate(specs) for name, s in group.items()}
+        self._specs = {
+            (layer, name): s for layer, group in enumerate(specs) for name, s in group.items()
+        }
         self._tensors: dict[tuple[int, str], torch.Tensor] = {}
         self._front: dict[tuple[int, str], int] = {}
         for key, spec in self._specs.items():
@@ -118,10 +129,13 @@ class SequenceState:
         return Snapshot(tuple(self.tokens), copies)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot of this sequence; the live tokens must begin with the snapshot's."""
+        """Go back to a snapshot of this sequence; the live tokens must begin with the
+        snapshot's."""
         n = len(snapshot.tokens)
         assert tuple(self.tokens[:n]) == snapshot.tokens, "snapshot of another sequence"
         del self.tokens[n:]
         for key, copy in snapshot.tensors.items():
-            target = self.front(*key) if self._specs[key].kind == "recurrent" else self._tensors[key]
+            target = (
+                self.front(*key) if self._specs[key].kind == "recurrent" else self._tensors[key]
+            )
             target.copy_(copy)

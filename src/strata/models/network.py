@@ -1,4 +1,5 @@
-"""A network put together from its spec: residual, mixers, n-gram blocks, FFN halves and head, ready to hand out parts.
+"""A network put together from its spec: residual, mixers, n-gram blocks, FFN halves and head, ready
+to hand out parts.
 
 Knows no windows, places or graphs.
 """

@@ -1,7 +1,9 @@
 """The pieces a window is made of, as the models see them.
 
-A Part is one named step of one layer: what it reads and writes by buffer name, and a function that does it on a Frame.
-Mixers, residuals and FFN halves are objects that hand out Parts; ``window/`` puts them in order and knows nothing else
+A Part is one named step of one layer: what it reads and writes by buffer name, and a function that
+does it on a Frame.
+Mixers, residuals and FFN halves are objects that hand out Parts; ``window/`` puts them in order and
+knows nothing else
 about them. Nothing here knows caches of experts, places, words or graphs.
 """
 
@@ -17,7 +19,8 @@ from strata.memory.state import StateSpec
 
 @dataclass(frozen=True)
 class Part:
-    """One step. ``reads``/``writes`` are buffer names; names of per-layer buffers and of state are plain here and
+    """One step. ``reads``/``writes`` are buffer names; names of per-layer buffers and of state are
+    plain here and
     are qualified with the layer by the window builder."""
 
     name: str
@@ -27,7 +30,8 @@ class Part:
 
 
 class Mixer(Protocol):
-    """Token mixer of one layer: reads buffer "x" [T, D], its last part writes "mixer_out" [T, D]."""
+    """Token mixer of one layer: reads buffer "x" [T, D], its last part writes "mixer_out" [T,
+    D]."""
 
     layer: int
 
@@ -44,6 +48,7 @@ class Mixer(Protocol):
         ...
 
     def commit(self, frame: Frame, n: int) -> None:
-        """Advance recurrent state by the first n tokens (0..T) of the window just run. Positional and ring state
+        """Advance recurrent state by the first n tokens (0..T) of the window just run. Positional
+        and ring state
         need nothing: what lies past the committed length is overwritten later."""
         ...

@@ -1,9 +1,13 @@
-"""What a model is, as frozen data: the one place that every architecture's config is translated into.
+"""What a model is, as frozen data: the one place that every architecture's config is translated
+into.
 
-Knows no tensors, no files and no caches. A family file (``models/<family>.py``) turns a config.json or GGUF
+Knows no tensors, no files and no caches. A family file (``models/<family>.py``) turns a config.json
+or GGUF
 metadata into a ModelSpec; parts (``models/attention.py`` ...) are built from it.
-Weights are named by *roles*; the role names of each part are listed in that part's spec below. A role is
-"layers.<l>.<role>" inside a layer and "<role>" for the model-level ones: embed, head, final_norm (plain residual) or
+Weights are named by *roles*; the role names of each part are listed in that part's spec below. A
+role is
+"layers.<l>.<role>" inside a layer and "<role>" for the model-level ones: embed, head, final_norm
+(plain residual) or
 head_read.{norm,down,up} (hyper-connections).
 """
 
@@ -18,16 +22,19 @@ class RotarySpec:
     """Rotary position embedding with its frequencies already worked out (scaling included)."""
 
     inv_freq: tuple[float, ...]
-    """One per rotated pair; the first 2 * len(inv_freq) dims of a head are rotated, the rest pass through."""
+    """One per rotated pair; the first 2 * len(inv_freq) dims of a head are rotated, the rest pass
+    through."""
     pairing: Literal["half", "pairs"]
-    """"half": dim i pairs with i + n/2 (HF, NEOX). "pairs": dim 2i with 2i + 1 (llama GGUF, DeepSeek)."""
+    """"half": dim i pairs with i + n/2 (HF, NEOX). "pairs": dim 2i with 2i + 1 (llama GGUF,
+    DeepSeek)."""
     attention_factor: float = 1.0
     """Multiplies cos and sin (YaRN)."""
 
 
 @dataclass(frozen=True)
 class IndexerSpec:
-    """QSA block selection. Roles: index.q, index.k (Weights), index.q_norm, index.k_norm (full weights)."""
+    """QSA block selection. Roles: index.q, index.k (Weights), index.q_norm, index.k_norm (full
+    weights)."""
 
     n_heads: int
     head_dim: int
@@ -39,8 +46,10 @@ class IndexerSpec:
 class AttentionSpec:
     """Grouped-query attention.
 
-    Roles: attn.q, attn.k, attn.v, attn.o (Weights); attn.{q,k,v,o}_bias when bias/o_bias; attn.q_norm, attn.k_norm
-    (width head_dim, *full* weights, i.e. 1 + w already applied) when qk_norm; attn.sinks [n_heads] when sinks.
+    Roles: attn.q, attn.k, attn.v, attn.o (Weights); attn.{q,k,v,o}_bias when bias/o_bias;
+    attn.q_norm, attn.k_norm
+    (width head_dim, *full* weights, i.e. 1 + w already applied) when qk_norm; attn.sinks [n_heads]
+    when sinks.
     With gate, attn.q has rows [query | gate] interleaved per head (2 * head_dim rows a head).
     """
 
@@ -63,8 +72,10 @@ class AttentionSpec:
 class MlaSpec:
     """Multi-head latent attention (DeepSeek V2/V3).
 
-    Roles: mla.q (when q_lora_rank is None) or mla.q_a, mla.q_a_norm, mla.q_b; mla.kv_a [kv_lora + rope, D];
-    mla.kv_a_norm; mla.k_b [H * nope, kv_lora] and mla.v_b [H * v_dim, kv_lora] (Weights or f32 tensors); mla.o.
+    Roles: mla.q (when q_lora_rank is None) or mla.q_a, mla.q_a_norm, mla.q_b; mla.kv_a [kv_lora +
+    rope, D];
+    mla.kv_a_norm; mla.k_b [H * nope, kv_lora] and mla.v_b [H * v_dim, kv_lora] (Weights or f32
+    tensors); mla.o.
     """
 
     n_heads: int
@@ -81,7 +92,8 @@ class MlaSpec:
 class GdnSpec:
     """Gated DeltaNet.
 
-    Roles: gdn.qkv, gdn.z, gdn.a, gdn.b, gdn.out (Weights); gdn.conv [channels, taps] f32 (tap -1 = current token);
+    Roles: gdn.qkv, gdn.z, gdn.a, gdn.b, gdn.out (Weights); gdn.conv [channels, taps] f32 (tap -1 =
+    current token);
     gdn.decay [v heads] f32 = -exp(A_log); gdn.dt_bias [v heads]; gdn.norm [v dim] (plain weight).
     """
 
@@ -99,8 +111,8 @@ class GdnSpec:
 class NgramSpec:
     """The n-gram (PLE) block that runs before a layer's attention read.
 
-    Roles: ngram.key, ngram.value (Weights); ngram.norm_key, ngram.norm_query, ngram.norm_conv (full weights);
-    ngram.conv [C * D, taps]; ngram.table (Weight [rows, head_dim], memory-mapped).
+    Roles: ngram.key, ngram.value (Weights); ngram.norm_key, ngram.norm_query, ngram.norm_conv
+    (full weights); ngram.conv [C * D, taps]; ngram.table (Weight [rows, head_dim], memory-mapped).
     """
 
     ngram_size: int
@@ -120,7 +132,8 @@ class MoeSpec:
 
     Roles: moe.router (Weight [E, D]); moe.router_bias [E] when router_bias (added to the logits);
     moe.correction [E] when correction (added to the scores for selection only);
-    shared.gate, shared.up, shared.down (Weights) when shared_width; shared.gate_inp (Weight [1, D]) when shared_gate.
+    shared.gate, shared.up, shared.down (Weights) when shared_width; shared.gate_inp (Weight [1, D])
+    when shared_gate.
     Routed experts are not roles: they come through an ExpertSource.
     """
 
@@ -128,7 +141,8 @@ class MoeSpec:
     n_active: int
     width: int
     scoring: Literal["softmax", "sigmoid", "softmax_topk"]
-    """"softmax": over all experts, then top-k. "softmax_topk": top-k of logits, then softmax over those."""
+    """"softmax": over all experts, then top-k. "softmax_topk": top-k of logits, then softmax over
+    those."""
     normalize: bool
     """Divide the top-k weights by their sum."""
     scale: float = 1.0

@@ -1,4 +1,5 @@
-"""Turns parts into steps: resolves which write each read means, and qualifies names with their layer."""
+"""Turns parts into steps: resolves which write each read means, and qualifies names with their
+layer."""
 
 from __future__ import annotations
 
@@ -10,12 +11,15 @@ from strata.window.program import HOST_BUFFERS, Program, Read, Step, Stream, Wai
 
 
 class ProgramBuilder:
-    """Collects steps in order. A read means the latest write before it; state and inputs: what was there before.
+    """Collects steps in order. A read means the latest write before it; state and inputs: what was
+    there before.
 
     owned: names that exist once per layer (state, kept inputs); they are qualified as "name:layer".
     """
 
-    def __init__(self, frame: Frame, n_layers: int, owned: Iterable[str], kept: Iterable[str]) -> None:
+    def __init__(
+        self, frame: Frame, n_layers: int, owned: Iterable[str], kept: Iterable[str]
+    ) -> None:
         self.frame = frame
         self.n_layers = n_layers
         self._owned = frozenset(owned)
@@ -57,9 +61,7 @@ class ProgramBuilder:
     def program(self) -> Program:
         """The finished list."""
         owned = {b for s in self._steps for b in s.writes if b.split(":")[0] in self._owned}
-        return Program(
-            self.frame.T, self.n_layers, tuple(self._steps), self._kept | owned
-        )
+        return Program(self.frame.T, self.n_layers, tuple(self._steps), self._kept | owned)
 
 
 __all__ = ["HOST_BUFFERS", "ProgramBuilder"]

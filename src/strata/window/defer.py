@@ -1,10 +1,14 @@
 """Deferral: a layer's late CPU rows join at the next layer's FFN half, so that CPU and GPU overlap.
 
-    mode "1"      combine(l) goes without the late rows; after layer l + 1's mixer has written its result, the rows are
-                  waited for and added with layer l's routing weights and write coefficients, before the FFN read.
-    mode "check"  the same steps, but right after layer l's own write: the default's sums in another order.
+    mode "1"      combine(l) goes without the late rows; after layer l + 1's mixer has written its
+    result, the rows are
+                  waited for and added with layer l's routing weights and write coefficients, before
+                  the FFN read.
+    mode "check"  the same steps, but right after layer l's own write: the default's sums in another
+    order.
 
-A transformation of the step list: no state at run time, and without it no step, buffer or rule exists.
+A transformation of the step list: no state at run time, and without it no step, buffer or rule
+exists.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ def late_buffers(network: Network) -> dict[str, BufferSpec]:
 
 
 def deferrable(network: Network) -> list[int]:
-    """Layers whose rows may join late: not the last one (the head reads its residual), not one in front of an n-gram
+    """Layers whose rows may join late: not the last one (the head reads its residual), not one in
+    front of an n-gram
     block (which reads the full residual), and only layers with routed experts."""
     spec = network.spec
     return [
@@ -126,7 +131,8 @@ def _reads_instead(step: Step, buffer: str, writer: str) -> Step:
 
 
 def _see_join(steps: list[Step], behind: str, join: Step) -> list[Step]:
-    """Whoever read the residual as ``behind`` wrote it, from the join on, reads it as the join wrote it."""
+    """Whoever read the residual as ``behind`` wrote it, from the join on, reads it as the join
+    wrote it."""
     at = steps.index(join)
     wanted = Read("residual", behind)
     return [

@@ -1,9 +1,11 @@
 """The plain program: what one window does, layer by layer, before any feature moves a step.
 
-    pre(l)   [ngram] -> attn_read -> mixer steps -> attn_write -> ffn_read -> router -> plan -> publish -> ring -> shared_expert
+    pre(l)   [ngram] -> attn_read -> mixer steps -> attn_write -> ffn_read -> router -> plan ->
+    publish -> ring -> shared_expert
     post(l)  gpu_rows (cached) -> wait_cpu -> add_cpu_rows -> combine -> ffn_write
 
-Deferral, repair, profiling and graphs are transformations of this list and live in files of their own.
+Deferral, repair, profiling and graphs are transformations of this list and live in files of their
+own.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from strata.models.network import MoeFfn, Network
 from strata.window.build import ProgramBuilder
 from strata.window.program import Program, Wait
 
-
 HOST_ROWS = {Place.CPU: "cpu_rows", Place.CPU_LATE: "cpu_rows_late"}
-"""Where the host writes the rows of each of its places; a buffer exists only when a feature asks for it."""
+"""Where the host writes the rows of each of its places; a buffer exists only when a feature asks
+for it."""
 
 
 def window_buffers(network: Network) -> dict[str, BufferSpec]:
@@ -80,7 +82,8 @@ def make_frame(
 def plain_program(
     network: Network, frame: Frame, service: ExpertService, rules: Sequence[Rule] = ()
 ) -> Program:
-    """The whole window in order, for the frame's number of tokens; rules go to every layer's plan."""
+    """The whole window in order, for the frame's number of tokens; rules go to every layer's
+    plan."""
     spec = network.spec
     builder = ProgramBuilder(
         frame, spec.n_layers, owned=network.owned_names(), kept=("logits", "ids", "ngram_rows")
@@ -118,7 +121,6 @@ def _moe_half(
     rules: Sequence[Rule],
 ) -> None:
     frame, n_active = builder.frame, ffn.spec.n_active
-    n_rows = frame.T * n_active
     builder.part(layer, network.residual.read("ffn", layer))
     builder.part(layer, ffn.router_part())
     builder.step(

@@ -1,9 +1,11 @@
 """A window as a printable list of steps, and the proof that its order is right.
 
-A Program is built once per window size (``window/layer.py``), transformed by features (functions Program -> Program),
+A Program is built once per window size (``window/layer.py``), transformed by features (functions
+Program -> Program),
 checked here without running anything, then run eagerly or recorded. Each stream runs in list order.
 
-Host work stands in the list as a pseudo-step ``host:l`` right after the ring of layer l: from there until the last wait
+Host work stands in the list as a pseudo-step ``host:l`` right after the ring of layer l: from there
+until the last wait
 for layer l somebody else reads the payload and writes the CPU rows.
 """
 
@@ -19,12 +21,14 @@ Word = Literal["rows", "rows_late"]
 Stream = Literal["main", "side", "host"]
 
 HOST_BUFFERS: dict[str, Word] = {"cpu_rows": "rows", "cpu_rows_late": "rows_late"}
-"""Buffers that the host writes while the device runs on, with the word that says when they may be read."""
+"""Buffers that the host writes while the device runs on, with the word that says when they may be
+read."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """A buffer and the step whose write the reader must see ("name:layer"); None: what was there before the window."""
+    """A buffer and the step whose write the reader must see ("name:layer"); None: what was there
+    before the window."""
 
     buffer: str
     writer: str | None
@@ -78,7 +82,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps of one window of n_tokens tokens. ``kept`` buffers outlive the window (state, commit inputs, logits)."""
+    """Steps of one window of n_tokens tokens. ``kept`` buffers outlive the window (state, commit
+    inputs, logits)."""
 
     n_tokens: int
     n_layers: int
@@ -106,7 +111,8 @@ class Program:
 
 
 def check(program: Program) -> None:
-    """Prove the order of a program, and of the program run twice in a row; raises ProgramError naming step and rule."""
+    """Prove the order of a program, and of the program run twice in a row; raises ProgramError
+    naming step and rule."""
     steps = program.steps
     _check_ids(steps)
     _check_reads(steps + steps, len(steps))
@@ -163,7 +169,10 @@ def _check_ring(steps: tuple[Step, ...], i: int) -> None:
     for buffer in host.writes:
         word = HOST_BUFFERS.get(buffer)
         ends = [
-            j for j, s in enumerate(steps) for w in s.waits if w.layer == ring.layer and w.word == word
+            j
+            for j, s in enumerate(steps)
+            for w in s.waits
+            if w.layer == ring.layer and w.word == word
         ]
         if not ends:
             raise _fail(ring, f"nobody waits for {word} of layer {ring.layer}")
@@ -178,7 +187,9 @@ def _check_ring(steps: tuple[Step, ...], i: int) -> None:
 def _check_wait(steps: tuple[Step, ...], i: int, wait: Wait) -> None:
     before = steps[:i]
     if not any(s.rings and s.layer == wait.layer for s in before):
-        raise _fail(steps[i], f"waits for layer {wait.layer} before its ring: it would never return")
+        raise _fail(
+            steps[i], f"waits for layer {wait.layer} before its ring: it would never return"
+        )
     host = next((s for s in before if s.id == f"host:{wait.layer}"), None)
     if host is None or not any(HOST_BUFFERS.get(b) == wait.word for b in host.writes):
         raise _fail(steps[i], f"waits for {wait.word} of layer {wait.layer}, which nobody raises")

@@ -1,4 +1,5 @@
-"""How a checked program is carried out: eagerly, step by step; with poison, to prove that nothing stale is read.
+"""How a checked program is carried out: eagerly, step by step; with poison, to prove that nothing
+stale is read.
 
 A recorder is a function Program -> callable. The graph recorder for GPUs belongs here too.
 """
@@ -24,9 +25,11 @@ def eager(program: Program) -> Callable[[], None]:
 
 
 def poisoned(program: Program, tensors: Mapping[str, torch.Tensor]) -> Callable[[], None]:
-    """Eager, but every buffer is spoilt after its last declared reader, and host-written rows at the ring.
+    """Eager, but every buffer is spoilt after its last declared reader, and host-written rows at
+    the ring.
 
-    A step that reads what it did not declare, or an undeclared overwrite, then shows as NaN in the logits.
+    A step that reads what it did not declare, or an undeclared overwrite, then shows as NaN in the
+    logits.
     """
     after = _last_readers(program)
 
@@ -61,7 +64,9 @@ def _last_readers(program: Program) -> list[list[str]]:
     for i, step in enumerate(program.steps):
         if step.stream == "host":  # the host reads until the last wait for its layer
             waits = [
-                j for j, s in enumerate(program.steps) if any(w.layer == step.layer for w in s.waits)
+                j
+                for j, s in enumerate(program.steps)
+                if any(w.layer == step.layer for w in s.waits)
             ]
             mentions[max(waits, default=i)] |= mentions[i]
     after: list[list[str]] = [[] for _ in program.steps]

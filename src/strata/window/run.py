@@ -1,6 +1,7 @@
 """Runs windows: stages tokens, runs the recorded program, hands out logits, commits.
 
-Has no idea which features are on. The invariant: between ``run`` and ``commit`` the sequence state seen by later
+Has no idea which features are on. The invariant: between ``run`` and ``commit`` the sequence state
+seen by later
 windows is unchanged; after an error nothing of the window remains and no worker touches a buffer.
 """
 
@@ -28,7 +29,8 @@ CHUNK_FRAMES_KEPT = 2
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run windows: how features change the steps, the plan's rules, and the buffers they add.
+    """One way to run windows: how features change the steps, the plan's rules, and the buffers they
+    add.
 
     Prompt chunks always run the plain variant.
     """
@@ -81,7 +83,8 @@ class WindowRunner:
         return self._windows[key]
 
     def chunk(self, n_tokens: int, n_head: int) -> Recorded:
-        """The program for a prompt chunk whose last n_head logits are wanted; everything is committed."""
+        """The program for a prompt chunk whose last n_head logits are wanted; everything is
+        committed."""
         key = (n_tokens, n_head)
         if key not in self._chunks:
             self._chunks[key] = self._record(n_tokens, n_head, PLAIN, keep_inputs=False)
@@ -91,7 +94,8 @@ class WindowRunner:
         return self._chunks[key]
 
     def run(self, recorded: Recorded, tokens: Sequence[int]) -> torch.Tensor:
-        """Logits [n_head, V] of the window; the state is not advanced yet. Raises ContextLengthError first."""
+        """Logits [n_head, V] of the window; the state is not advanced yet. Raises
+        ContextLengthError first."""
         self.state.require_room(len(tokens))
         self._pending = None
         frame = recorded.frame
@@ -120,9 +124,7 @@ class WindowRunner:
             mixer.commit(recorded.frame, n)
         self.state.tokens.extend(recorded.frame.tokens[:n])
 
-    def _record(
-        self, n_tokens: int, n_head: int, variant: Variant, keep_inputs: bool
-    ) -> Recorded:
+    def _record(self, n_tokens: int, n_head: int, variant: Variant, keep_inputs: bool) -> Recorded:
         frame = make_frame(
             self.network,
             self.state,
