@@ -4,6 +4,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TEST_STAMP := $(VENV)/.installed-test
 DEMO_MODEL := models/tiny-flash-next-Q8_0.gguf
 PROMPT ?= What does the ls command do?
 
@@ -12,14 +13,14 @@ PROMPT ?= What does the ls command do?
 demo: $(STAMP)
 	$(BIN)/strata run $(DEMO_MODEL) "$(PROMPT)" --device cpu --max-tokens 120
 
-test: $(STAMP)
+test: $(TEST_STAMP)
 	$(BIN)/python -m pytest -q -m "not soak and not gpu"
 
-soak: $(STAMP)
+soak: $(TEST_STAMP)
 	$(BIN)/python -m pytest -q -m soak --timeout 7200
 
-check: $(STAMP)
-	$(BIN)/python -m pip install -q "ruff>=0.9" "mypy>=1.14"
+check: $(TEST_STAMP)
+	$(BIN)/python -m pip install -q "ruff>=0.9" "mypy>=1.14" types-psutil
 	$(BIN)/ruff check src tests scripts
 	$(BIN)/ruff format --check src tests scripts
 	$(BIN)/mypy
@@ -29,8 +30,12 @@ $(STAMP): pyproject.toml CMakeLists.txt $(wildcard src/strata/native/csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q "$(TORCH)"
-	$(BIN)/python -m pip install -q --editable ".[test]"
+	$(BIN)/python -m pip install -q --editable .
 	touch $(STAMP)
+
+$(TEST_STAMP): $(STAMP)
+	$(BIN)/python -m pip install -q --editable ".[test]"
+	touch $(TEST_STAMP)
 
 clean:
 	rm -rf $(VENV) build
