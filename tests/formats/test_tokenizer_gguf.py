@@ -1,4 +1,4 @@
-"""Tokenizers from GGUF metadata: same ids as the tokenizer.json they were made from, and bad files."""
+"""Tokenizers from GGUF metadata: ids of the tokenizer.json they were made from, and bad files."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from tests.formats.tokenizer_samples import (
     CONTROL,
     NORMAL,
     TEXTS,
-    TINY,
     USER_DEFINED,
     control_ids,
-    gguf_keys,
     tiny_gguf,
     tiny_reference,
 )
@@ -31,7 +29,7 @@ from strata.formats.checkpoint import open_checkpoint
 from strata.formats.tokenizer import Tokenizer, load_tokenizer
 from strata.formats.tokenizer_gguf import vocabulary_from_gguf
 
-OURS, REFERENCE = tiny_gguf(eos_token_id=2), tiny_reference()
+OURS, REFERENCE = tiny_gguf(), tiny_reference()
 ALPHABET = sorted({chr(b) for b in range(33, 127)} | {chr(b) for b in range(256, 288)})
 
 
@@ -83,7 +81,7 @@ def test_control_and_user_defined_tokens() -> None:
      ("llama-bpe", False, False), ("qwen2", None, False)],
 )  # fmt: skip
 def test_begin_token(pre: str, flag: bool | None, written: bool) -> None:
-    # Expectation: add_bos_token if it is there, else llama.cpp's default for the rule (Llama 3: yes).
+    # Expectation: add_bos_token if it is there, else llama.cpp's default (for Llama 3: yes).
     flags = {} if flag is None else {"add_bos_token": flag}
     begin = len(ALPHABET) + 2
     tokenizer = load(pre=pre, bos_token_id=begin, **flags)
@@ -98,9 +96,7 @@ def test_ends_by_key_and_by_spelling() -> None:
     tokens = [*ALPHABET, "<|return|>", "<|call|>", "<|end|>", "<x>", "<|im_end|>"]
     n = len(ALPHABET)
     types = [NORMAL] * n + [CONTROL] * 4 + [NORMAL]
-    tokenizer = load(
-        tokens=tokens, token_type=types, merges=[], eos_token_id=n, eom_token_id=n + 3
-    )
+    tokenizer = load(tokens=tokens, token_type=types, merges=[], eos_token_id=n, eom_token_id=n + 3)
     assert set(tokenizer.eos_ids) == {n, n + 1, n + 3, n + 4}
     assert tokenizer.eos_id == n
     # typed as an ordinary token, yet an end of turn
@@ -112,9 +108,7 @@ def test_types_missing() -> None:
     # Expectation: the tokens that the file names as begin and end are control tokens all the same.
     tokens = [*ALPHABET, "<s>", "</s>"]
     n = len(ALPHABET)
-    tokenizer = load(
-        tokens=tokens, token_type=None, merges=[], bos_token_id=n, eos_token_id=n + 1
-    )
+    tokenizer = load(tokens=tokens, token_type=None, merges=[], bos_token_id=n, eos_token_id=n + 1)
     assert tokenizer.encode("<s>a</s>", special=True) == [n, ALPHABET.index("a"), n + 1]
     assert control_ids(tokenizer, tokenizer.encode("<s>a</s>")) == []
 
@@ -169,7 +163,7 @@ def test_named_templates() -> None:
 
 
 def big_vocabulary() -> tuple[list[str], list[str]]:
-    """250,000 tokens and as many merges: all pairs of 256 letters, then pairs and one letter more."""
+    """250,000 tokens and merges: all pairs of 256 letters, then pairs with a third letter."""
     letters = [chr(0x100 + i) for i in range(256)]
     pairs = list(product(letters, letters))
     merges = [*pairs, *((a + b, c) for a, b in pairs for c in letters[:3])][:250_000]

@@ -136,9 +136,7 @@ def sentence_piece_like(scheme: str) -> HfTokenizer:
         hf.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
     strip = [] if scheme == "never" else [decoders.Strip(" ", 1, 0)]
     replace = decoders.Replace("\u2581", " ")
-    hf.decoder = decoders.Sequence(
-        [replace, decoders.ByteFallback(), decoders.Fuse(), *strip]
-    )
+    hf.decoder = decoders.Sequence([replace, decoders.ByteFallback(), decoders.Fuse(), *strip])
     hf.add_special_tokens([AddedToken("<s>", normalized=False), AddedToken("</s>", rstrip=True)])
     hf.add_tokens([AddedToken("[tool]", normalized=False), AddedToken("abc", single_word=True)])
     return hf

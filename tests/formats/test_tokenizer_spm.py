@@ -43,7 +43,8 @@ def from_pieces(model: Any, **more: Any) -> Tokenizer:
         for i in ids
     ]  # fmt: skip
     keys = {"model": "llama", "tokens": pieces, "token_type": types, "unknown_token_id": 0,
-            "scores": [model.get_score(i) for i in ids], "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+            "bos_token_id": 1, "eos_token_id": 2,
+            "scores": [model.get_score(i) for i in ids]}  # fmt: skip
     return Tokenizer(
         vocabulary_from_gguf({f"tokenizer.ggml.{k}": v for k, v in (keys | more).items()})
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from strata.formats.tokenizer import Tokenizer
 from strata.formats.tokenizer_gguf import vocabulary_from_gguf
 from strata.formats.tokenizer_json import vocabulary_from_json
+from strata.formats.vocabulary import Vocabulary
 
 DATA = Path(__file__).parent / "data"
 TINY = DATA / "tiny_tokenizer"
@@ -65,9 +68,16 @@ def gguf_keys(tokenizer_json: Path, pre: str, **more: Any) -> dict[str, Any]:
     return keys | {f"tokenizer.ggml.{key}": value for key, value in more.items()}
 
 
-def tiny_gguf(**more: Any) -> Tokenizer:
-    """The tiny tokenizer as ours, from GGUF metadata."""
-    return Tokenizer(vocabulary_from_gguf(gguf_keys(TINY / "tokenizer.json", "qwen2", **more)))
+@cache
+def tiny_vocabulary() -> Vocabulary:
+    """The tiny tokenizer's vocabulary from GGUF metadata."""
+    return vocabulary_from_gguf(gguf_keys(TINY / "tokenizer.json", "qwen2", eos_token_id=2))
+
+
+def tiny_gguf(template: str | None = None) -> Tokenizer:
+    """The tiny tokenizer as ours, from GGUF metadata, with this chat template."""
+    templates = {} if template is None else {"default": template}
+    return Tokenizer(replace(tiny_vocabulary(), templates=templates))
 
 
 def control_ids(tokenizer: Tokenizer, ids: list[int]) -> list[int]:

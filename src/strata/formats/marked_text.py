@@ -22,7 +22,9 @@ ASSISTANT = 1
 OUTSIDE = 2
 """Level of everything else from outside: users, tools, variables."""
 
-_MAX_ITEMS = 1_000_000
+MAX_ITEMS = 400_000
+"""Most items a value may hold, nested ones counted each time they occur."""
+
 _FENCES = ("\ufdd0", "\ufdd1")  # noncharacters: never in text meant to be read
 
 
@@ -224,7 +226,7 @@ class Measure(NamedTuple):
 def measure(value: Any) -> Measure:
     """How much a JSON-like value holds, counting what it holds twice twice.
 
-    OverflowError for more than a million items: ten nested lists can hold a billion.
+    OverflowError for more than MAX_ITEMS: thirty lists inside one another can hold a billion.
     """
     level, chars, seen, todo = 0, 0, 0, [value]
     while todo:
@@ -237,8 +239,8 @@ def measure(value: Any) -> Measure:
             todo += [*item.keys(), *item.values()]
         elif isinstance(item, (list, tuple, set, frozenset)):
             todo += item
-        if seen + len(todo) > _MAX_ITEMS:
-            raise OverflowError(f"a value holds more than {_MAX_ITEMS:,} items")
+        if seen + len(todo) > MAX_ITEMS:
+            raise OverflowError(f"a value holds more than {MAX_ITEMS:,} items")
     return Measure(level, seen, chars)
 
 
@@ -253,9 +255,7 @@ def marked(value: Any, level: int = OUTSIDE) -> Any:
     return value
 
 
-def filled_in(
-    fill: Callable[[Any], str], values: tuple[Any, ...] | dict[str, Any]
-) -> MarkedText:
+def filled_in(fill: Callable[[Any], str], values: tuple[Any, ...] | dict[str, Any]) -> MarkedText:
     """What ``fill`` makes by putting ``values`` into a text of the template's.
 
     Outside strings among the values are fenced while it works, so that they are found again.

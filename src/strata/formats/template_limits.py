@@ -11,12 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from strata.core.errors import TemplateError
-from strata.formats.marked_text import measure
+from strata.formats.marked_text import MAX_ITEMS, measure
 
 MAX_CHARS = 1 << 24
 """Longest text a template may make; a prompt of a million tokens has about 5 million characters."""
-MAX_ITEMS = 1_000_000
-"""Longest list a template may make."""
 DEADLINE_S = 10.0
 """Longest time of one rendering."""
 
@@ -26,8 +24,9 @@ _ITEM_WORK = 8
 _MAX_COMPARED = 1000
 _MAX_WIDTH = 1000
 _MAX_BITS = 4096
-# Widths of four digits, widths given as arguments, fields within fields.
-_WIDE_FIELD = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)|\{[^{}]*(\d{4}|\{)")
+# Widths and precisions of four digits or given as arguments; for str.format, fields within fields.
+_WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[-#0 +]*(\d{0,3}\.)?(\d{4}|\*)")
+_WIDE_FORMAT = re.compile(r"\{[^{}]*(:[^{}]*\d{4}|\{)")
 
 
 class Budget:
@@ -118,9 +117,18 @@ def check_numbers(values: Iterable[Any]) -> None:
         raise TemplateError(f"the chat template asks for a width over {_MAX_WIDTH}")
 
 
-def check_fields(template: str) -> None:
-    """For ``%`` and ``format``: TemplateError for fields that can grow without bound."""
-    if _WIDE_FIELD.search(template):
+def check_percent(template: str) -> None:
+    """For ``template % values``: TemplateError for fields that can grow without bound."""
+    _check_fields(_WIDE_PERCENT, template)
+
+
+def check_format(template: str) -> None:
+    """The same for ``template.format(...)``."""
+    _check_fields(_WIDE_FORMAT, template.replace("{{", "").replace("}}", ""))
+
+
+def _check_fields(wide: re.Pattern[str], template: str) -> None:
+    if wide.search(template):
         raise TemplateError("the chat template formats with a width that is large or not constant")
 
 

@@ -32,6 +32,7 @@ from jinja2.visitor import NodeTransformer
 
 from strata.core.errors import TemplateError
 from strata.formats.marked_text import (
+    MAX_ITEMS,
     MarkedText,
     as_marked,
     blurred,
@@ -42,10 +43,10 @@ from strata.formats.marked_text import (
 )
 from strata.formats.template_limits import (
     MAX_CHARS,
-    MAX_ITEMS,
     Budget,
-    check_fields,
+    check_format,
     check_numbers,
+    check_percent,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -192,7 +193,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.budget.operator(operator, left, right)
         if operator == "%" and isinstance(left, str):
             self.budget.walk(right)
-            check_fields(left)
+            check_percent(left)
             return _percent(left, right)
         return super().call_binop(context, operator, left, right)
 
@@ -236,7 +237,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
         def fill(*args: Any, **kwargs: Any) -> str:
             self.budget.walk((args, kwargs))
-            check_fields(template)
+            check_format(template)
             if isinstance(template, MarkedText) or (args and kwargs):
                 return blurred(plain(*args, **kwargs), (template, args, kwargs))
             if kwargs:
@@ -255,7 +256,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             if name in _DEEP_FILTERS:
                 self.budget.walk(given)
             if name == "format":
-                check_fields(str(given[0]))
+                check_percent(str(given[0]))
             result = run(*args, **kwargs)
             self.budget.made(result)
             return result if name in _EXACT_FILTERS else _blurred(result, (given, kwargs))

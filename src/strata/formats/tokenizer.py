@@ -89,9 +89,7 @@ class Tokenizer:
             for name, source in vocabulary.templates.items()
         }
 
-    def encode(
-        self, text: str, *, special: bool = False, add_bos: bool | None = None
-    ) -> list[int]:
+    def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
         """Ids of ``text``.
 
         special: spelled control tokens become those tokens; else they are ordinary text.

@@ -27,9 +27,10 @@ class Vocabulary:
 
     first, after_control, after_ordinary: turn text without added tokens into ids, at the begin of a
     text and behind an added token; they differ in whether the text gets a space in front.
-    piece: the name of an id, None for a hole. n_vocab: largest id + 1. eos_ids: every id that ends an answer. add_bos: text begins with the
-    begin token. strip_space: decoding drops one space at the begin. templates: chat templates by
-    name ("default", "tool_use", ...). named: spelled special tokens by the name templates use.
+    piece: the name of an id, None for a hole. n_vocab: largest id + 1. eos_ids: every id that ends
+    an answer. add_bos: text begins with the begin token. strip_space: decoding drops one space at
+    the begin. templates: chat templates by name ("default", "tool_use", ...). named: spelled
+    special tokens by the name templates use.
     """
 
     first: tokenizers.Tokenizer
