@@ -28,7 +28,8 @@ from strata.formats.tokenizer_json import vocabulary_from_json
 IM_START, IM_END = 1, 2
 CHATML = (
     "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
-    "{{ '<|im_end|>\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"
+    "{{ '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"
 )
 TOOLS_TEMPLATE = """
 {%- if tools %}<|im_start|>system

@@ -178,7 +178,7 @@ def level_within(text: str, start: int, end: int) -> int:
         else:
             high = middle
     level = 0
-    while low < len(spans) and spans[low][0] < end:
+    while low < len(spans) and spans[low][0] < end and start < end:
         level = max(level, spans[low][2])
         low += 1
     return level
