@@ -20,20 +20,14 @@ inline constexpr int STEP_BYTES = 256;
 STRATA_INLINE int n_steps(int n_cols) { return (n_cols / 32 + LANES - 1) / LANES; }
 STRATA_INLINE int padded_32(int n_cols) { return (n_cols + 31) / 32 * 32; }
 
-// One activation row for quantized weights, in one piece of memory of bytes(L), 64-byte aligned.
-struct QuantizedRow {
-    int8_t* q;        // [L][8 vectors][8 lanes][4]
-    float* scale;     // [L][8]
-    int32_t* sum;     // [L][8]     sum of the block's q
-    int32_t* half;    // [L][2][8]  sums of its halves
-
-    STRATA_INLINE QuantizedRow(void* base, int L)
-        : q(static_cast<int8_t*>(base)),
-          scale(reinterpret_cast<float*>(q + static_cast<size_t>(L) * STEP_BYTES)),
-          sum(reinterpret_cast<int32_t*>(scale + static_cast<size_t>(L) * LANES)),
-          half(sum + static_cast<size_t>(L) * LANES) {}
-    STRATA_INLINE static size_t bytes(int L) { return (static_cast<size_t>(L) * (STEP_BYTES + 4 * 32) + 63) / 64 * 64; }
+// One step of an activation row for quantized weights; a row is L of them.
+struct alignas(64) QuantizedStep {
+    int8_t q[STEP_BYTES];      // [8 vectors][8 lanes][4]
+    float scale[LANES];
+    int32_t sum[1][LANES];     // of the block's q
+    int32_t half[2][LANES];    // of its halves
 };
+static_assert(sizeof(QuantizedStep) == 384);
 
 // Rows of a matrix times activation rows: out[t][first_col + r] = row r . activation t * scale (+ bias[r]).
 struct RowsArgs {
@@ -42,7 +36,7 @@ struct RowsArgs {
     size_t row_bytes;
     int n_rows;
     int n_cols;
-    const void* const* activations;  // per token: QuantizedRow memory, or f32 [padded_32(n_cols)]
+    const void* const* activations;  // per token: QuantizedStep [L], or f32 [padded_32(n_cols)]
     int n_tokens;
     float scale;
     const uint8_t* bias;             // f32 [n_rows], any alignment, or null
@@ -93,8 +87,8 @@ inline constexpr int GDN_COLUMNS = 32;
 
 struct Backend {
     const char* name;
-    // x[n_cols] into a QuantizedRow's memory; n_cols is a multiple of 32
-    void (*quantize)(const float* x, int n_cols, void* out);
+    // x[n_cols] into QuantizedStep [L]; n_cols is a multiple of 32
+    void (*quantize)(const float* x, int n_cols, QuantizedStep* out);
     size_t (*scratch_bytes)(Type type, int n_cols, int n_tokens);
     void (*rows)(const RowsArgs& args, uint8_t* scratch);
     void (*dequantize)(Type type, const uint8_t* row, int n_cols, float* out, uint8_t* scratch);

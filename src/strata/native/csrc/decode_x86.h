@@ -103,9 +103,8 @@ struct StepMXFP4 {
 // The blocks past the end of the row; one group per block.
 inline void end_scales(const Tile& t, bool has_min) {
     for (int b = t.n_blocks; b < LANES * t.L; b++) {
-        const size_t i = static_cast<size_t>(b % t.L) * LANES + b / t.L;
-        t.scale[i] = -0.0f;
-        if (has_min) t.minimum[i] = 0.0f;
+        t.scale(b % t.L)[b / t.L] = -0.0f;
+        if (has_min) t.minimum(b % t.L, 1)[b / t.L] = 0.0f;
     }
 }
 
@@ -113,11 +112,12 @@ template <class Step>
 void decode_row_steps(const uint8_t* row, const Tile& t, uint8_t*) {
     constexpr TypeInfo type = TYPE_INFO[static_cast<int>(Step::type)];
     static_assert(type.block_weights == 32 && type.groups == 1);
-    __m256i* out = reinterpret_cast<__m256i*>(t.codes);
-    for (int j = 0; j < t.L; j++, out += 8) {
+    for (int j = 0; j < t.L; j++) {
+        __m256i* out = reinterpret_cast<__m256i*>(t.codes(j));
+        prefetch_ahead(row + j * 8 * type.block_bytes, 8 * type.block_bytes);
         const BlockPointers block(t, row, type.block_bytes, j);
         __m256i u[8];
-        Step::step(block.p, u, t.scale + LANES * j, t.minimum + LANES * j);
+        Step::step(block.p, u, t.scale(j), t.minimum(j, 1));
         for (int i = 0; i < 8; i++) _mm256_store_si256(out + i, u[i]);
     }
     end_scales(t, type.has_min);
@@ -128,8 +128,9 @@ void decode_row_steps(const uint8_t* row, const Tile& t, uint8_t*) {
 inline void decode_row_q2_0(const uint8_t* row, const Tile& t, uint8_t*) {
     const __m256i low = _mm256_set1_epi32(0x000f000f), pairs = _mm256_set1_epi32(0x03030303);
     const __m256i byte = _mm256_set1_epi32(255);
-    __m256i* out = reinterpret_cast<__m256i*>(t.codes);
-    for (int j = 0; j < t.L; j++, out += 8) {
+    for (int j = 0; j < t.L; j++) {
+        __m256i* out = reinterpret_cast<__m256i*>(t.codes(j));
+        prefetch_ahead(row + 4 * 18 * j, 4 * 18);
         const uint8_t* block[8];
         alignas(16) uint64_t packed[8];
         for (int s = 0; s < 8; s++) {
@@ -137,7 +138,7 @@ inline void decode_row_q2_0(const uint8_t* row, const Tile& t, uint8_t*) {
             block[s] = row + static_cast<size_t>(b / 2) * 18;
             packed[s] = load_u64(block[s] + 2 + 8 * (b % 2));
         }
-        _mm256_store_ps(t.scale + LANES * j, half_scales(block));
+        _mm256_store_ps(t.scale(j), half_scales(block));
         const __m256i p0 = _mm256_set_epi64x(packed[3], packed[2], packed[1], packed[0]);
         const __m256i p1 = _mm256_set_epi64x(packed[7], packed[6], packed[5], packed[4]);
         const __m256i even = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);

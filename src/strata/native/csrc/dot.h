@@ -16,83 +16,81 @@ inline float fold(__m256 p) {
     return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(quads), _mm256_extractf128_ps(quads, 1)));
 }
 
-// Exact integer dots of N vectors of codes with each token's q, as 8 int32 lanes, not yet biased.
+// Exact integer dots of vectors first .. first + N - 1 of a step with each token's q, not yet biased.
 // FIT as in TypeInfo; 0: signed codes.
 template <int FIT, int N, int T>
-inline void int_dots(const __m256i* w, const __m256i* const* x, int mul, __m256i* dot) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+inline void int_dots(const __m256i* w, const QuantizedStep* const* x, int first, int mul, __m256i* dot) {
+    const auto q = [&](int t, int v) {
+        return _mm256_load_si256(reinterpret_cast<const __m256i*>(x[t]->q) + first + v);
+    };
     for (int t = 0; t < T; t++) dot[t] = _mm256_setzero_si256();
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
     for (int v = 0; v < N; v++) {
-        __m256i u = _mm256_load_si256(w + v);
+        __m256i u = _mm256_load_si256(w + first + v);
         if constexpr (FIT == 0) u = _mm256_xor_si256(u, _mm256_set1_epi8(-128));
-        for (int t = 0; t < T; t++) dot[t] = _mm256_dpbusd_epi32(dot[t], u, _mm256_load_si256(x[t] + v));
+        for (int t = 0; t < T; t++) dot[t] = _mm256_dpbusd_epi32(dot[t], u, q(t, v));
     }
     for (int t = 0; t < T; t++) dot[t] = _mm256_sll_epi32(dot[t], _mm_cvtsi32_si128(mul - 1));
 #else
-    const __m256i ones = _mm256_set1_epi16(static_cast<short>(mul));
+    const __m256i factor = _mm256_set1_epi16(static_cast<short>(mul));
     constexpr int RUN = FIT == 0 ? 1 : FIT < N ? FIT : N;
-    for (int t = 0; t < T; t++) dot[t] = _mm256_setzero_si256();
     for (int v0 = 0; v0 < N; v0 += RUN) {
         __m256i run[T];
         for (int v = v0; v < v0 + RUN; v++) {
-            const __m256i u = _mm256_load_si256(w + v);
+            const __m256i u = _mm256_load_si256(w + first + v);
             [[maybe_unused]] const __m256i magnitude = _mm256_abs_epi8(u);
             for (int t = 0; t < T; t++) {
-                const __m256i q = _mm256_load_si256(x[t] + v);
                 const __m256i pairs = FIT == 0
-                                          ? _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(q, u))
-                                          : _mm256_maddubs_epi16(u, q);
+                                          ? _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(q(t, v), u))
+                                          : _mm256_maddubs_epi16(u, q(t, v));
                 run[t] = v == v0 ? pairs : _mm256_add_epi16(run[t], pairs);
             }
         }
-        for (int t = 0; t < T; t++)
-            dot[t] = _mm256_add_epi32(dot[t], _mm256_madd_epi16(run[t], ones));
+        for (int t = 0; t < T; t++) {
+            const __m256i sum = _mm256_madd_epi16(run[t], factor);
+            dot[t] = v0 == 0 ? sum : _mm256_add_epi32(dot[t], sum);
+        }
     }
 #endif
 }
 
 template <int FIT, int GROUPS, bool MIN, int T>
-void dot_tile(const Tile& w, const void* const* rows, int mul, int bias, float* y) {
+void dot_tile(const Tile& tile, const void* const* rows, int mul, int bias, float* y) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
     if constexpr (FIT == 0) bias = 128;
     constexpr bool BIASED = !MIN;
 #else
     constexpr bool BIASED = !MIN && FIT != 0;
 #endif
-    constexpr int N = 8 / GROUPS;
+    constexpr int N = 8 / GROUPS, W_BYTES = STEP_BYTES + 4 * LANES * GROUPS * (MIN ? 2 : 1);
     __m256 p[T];
-    const __m256i* x[T];
-    const float* x_scale[T];
-    const int32_t* x_sum[T];
+    const QuantizedStep* x[T];
     for (int t = 0; t < T; t++) {
-        const QuantizedRow row(const_cast<void*>(rows[t]), w.L);
         p[t] = _mm256_setzero_ps();
-        x[t] = reinterpret_cast<const __m256i*>(row.q);
-        x_scale[t] = row.scale;
-        x_sum[t] = GROUPS == 1 ? row.sum : row.half;
+        x[t] = static_cast<const QuantizedStep*>(rows[t]);
     }
     const __m256i biases = _mm256_set1_epi32(bias);
-    const __m256i* codes = reinterpret_cast<const __m256i*>(w.codes);
-    for (int j = 0; j < w.L; j++) {
+    const uint8_t* w = tile.steps;
+    for (int j = 0; j < tile.L; j++, w += W_BYTES) {
+        const float* scale = reinterpret_cast<const float*>(w + STEP_BYTES);
         for (int g = 0; g < GROUPS; g++) {
             __m256i dot[T];
-            int_dots<FIT, N, T>(codes, x, mul, dot);
-            const int at = (j * GROUPS + g) * LANES;
-            const __m256 s_w = _mm256_load_ps(w.scale + at);
+            int_dots<FIT, N, T>(reinterpret_cast<const __m256i*>(w), x, N * g, mul, dot);
+            const __m256 s_w = _mm256_load_ps(scale + LANES * g);
             for (int t = 0; t < T; t++) {
-                const __m256 s_x = _mm256_load_ps(x_scale[t] + LANES * j);
-                const __m256i sum = _mm256_load_si256(reinterpret_cast<const __m256i*>(x_sum[t] + at));
+                const __m256 s_x = _mm256_load_ps(x[t]->scale);
+                const int32_t* q_sum = GROUPS == 1 ? x[t]->sum[0] : x[t]->half[g];
+                const __m256i sum = _mm256_load_si256(reinterpret_cast<const __m256i*>(q_sum));
                 // |sum| <= 4064 sits in the low int16 of its lane, and the high half of a bias is 0
                 if constexpr (BIASED) dot[t] = _mm256_sub_epi32(dot[t], _mm256_madd_epi16(sum, biases));
                 p[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[t]), _mm256_mul_ps(s_x, s_w), p[t]);
                 if constexpr (MIN) {
-                    const __m256 m = _mm256_mul_ps(s_x, _mm256_load_ps(w.minimum + at));
+                    const __m256 m = _mm256_mul_ps(s_x, _mm256_load_ps(scale + LANES * (GROUPS + g)));
                     p[t] = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(sum), m, p[t]);
                 }
-                x[t] += N;
             }
-            codes += N;
         }
+        for (int t = 0; t < T; t++) x[t]++;
     }
     for (int t = 0; t < T; t++) y[t] = fold(p[t]);
 }
@@ -100,30 +98,26 @@ void dot_tile(const Tile& w, const void* const* rows, int mul, int bias, float* 
 #else
 
 template <int FIT, int GROUPS, bool MIN, int T>
-void dot_tile(const Tile& w, const void* const* rows, int mul, int bias, float* y) {
+void dot_tile(const Tile& tile, const void* const* rows, int mul, int bias, float* y) {
     constexpr int N = 8 / GROUPS;
     for (int t = 0; t < T; t++) {
-        const QuantizedRow x(const_cast<void*>(rows[t]), w.L);
-        const int32_t* x_sum = GROUPS == 1 ? x.sum : x.half;
+        const QuantizedStep* x = static_cast<const QuantizedStep*>(rows[t]);
         float p[LANES] = {};
-        for (int j = 0; j < w.L; j++)
+        for (int j = 0; j < tile.L; j++, x++)
             for (int g = 0; g < GROUPS; g++) {
-                const size_t first = static_cast<size_t>(j) * STEP_BYTES + 32 * N * g;
+                const uint8_t* w = tile.codes(j) + 32 * N * g;
+                const float *scale = tile.scale(j) + LANES * g, *minimum = scale + LANES * GROUPS;
+                const int32_t* sum = GROUPS == 1 ? x->sum[0] : x->half[g];
                 int32_t dot[LANES] = {};
-                for (int v = 0; v < N; v++)
-                    for (int i = 0; i < 32; i++) {
-                        const uint8_t u = w.codes[first + 32 * v + i];
-                        const int code = FIT == 0 ? static_cast<int8_t>(u) : u;
-                        dot[i / 4] += code * x.q[first + 32 * v + i];
-                    }
-                const int at = (j * GROUPS + g) * LANES;
+                for (int i = 0; i < 32 * N; i++) {
+                    const int code = FIT == 0 ? static_cast<int8_t>(w[i]) : w[i];
+                    dot[i / 4 % LANES] += code * x->q[32 * N * g + i];
+                }
                 for (int s = 0; s < LANES; s++) {
-                    const float s_x = x.scale[LANES * j + s];
-                    const int32_t exact = mul * dot[s] - bias * x_sum[at + s];
-                    p[s] = __builtin_fmaf(static_cast<float>(exact), s_x * w.scale[at + s], p[s]);
+                    const int32_t exact = mul * dot[s] - bias * sum[s];
+                    p[s] = __builtin_fmaf(static_cast<float>(exact), x->scale[s] * scale[s], p[s]);
                     if constexpr (MIN)
-                        p[s] = __builtin_fmaf(static_cast<float>(x_sum[at + s]),
-                                              -(s_x * w.minimum[at + s]), p[s]);
+                        p[s] = __builtin_fmaf(static_cast<float>(sum[s]), -(x->scale[s] * minimum[s]), p[s]);
                 }
             }
         y[t] = ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]));

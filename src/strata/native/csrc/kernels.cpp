@@ -149,11 +149,11 @@ void dequantize(Type type, const uint8_t* row, int n_cols, float* out, uint8_t* 
     for (int b = 0; b < tile.n_blocks; b++)
         for (int i = 0; i < 32; i++) {
             const int s = b / tile.L, j = b % tile.L;
-            const uint8_t u = tile.codes[static_cast<size_t>(j) * STEP_BYTES + i / 4 * 32 + 4 * s + i % 4];
+            const uint8_t u = tile.codes(j)[i / 4 * 32 + 4 * s + i % 4];
             const int code = t.fit == 0 ? static_cast<int8_t>(u) : t.mul * u - t.bias;
-            const size_t g = (static_cast<size_t>(j) * t.groups + i * t.groups / 32) * LANES + s;
-            float w = static_cast<float>(code) * tile.scale[g];
-            if (t.has_min) w = w - tile.minimum[g];
+            const int g = i * t.groups / 32 * LANES + s;
+            float w = static_cast<float>(code) * tile.scale(j)[g];
+            if (t.has_min) w = w - tile.minimum(j, t.groups)[g];
             out[32 * b + i] = w;
         }
 }

@@ -70,17 +70,15 @@ void quantize(const std::string& isa, Address x, int64_t n_rows, int n_cols, Add
     const nb::gil_scoped_release release;
     const int L = n_steps(n_cols), n_blocks = n_cols / 32;
     Scratch scratch;
-    void* memory = scratch.get(QuantizedRow::bytes(L));
-    const QuantizedRow row(memory, L);
+    QuantizedStep* row = reinterpret_cast<QuantizedStep*>(scratch.get(sizeof(QuantizedStep) * L));
     for (int64_t r = 0; r < n_rows; r++) {
-        backend.quantize(at<float>(x) + n_cols * r, n_cols, memory);
+        backend.quantize(at<float>(x) + n_cols * r, n_cols, row);
         for (int b = 0; b < n_blocks; b++) {
             const int s = b / L, j = b % L;
             for (int i = 0; i < 32; i++)
-                at<int8_t>(q)[n_cols * r + 32 * b + i] = row.q[j * STEP_BYTES + i / 4 * 32 + 4 * s + i % 4];
-            at<float>(scale)[n_blocks * r + b] = row.scale[LANES * j + s];
-            for (int h = 0; h < 2; h++)
-                at<int32_t>(half)[2 * (n_blocks * r + b) + h] = row.half[(2 * j + h) * LANES + s];
+                at<int8_t>(q)[n_cols * r + 32 * b + i] = row[j].q[i / 4 * 32 + 4 * s + i % 4];
+            at<float>(scale)[n_blocks * r + b] = row[j].scale[s];
+            for (int h = 0; h < 2; h++) at<int32_t>(half)[2 * (n_blocks * r + b) + h] = row[j].half[h][s];
         }
     }
 }

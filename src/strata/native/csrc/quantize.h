@@ -24,9 +24,8 @@ inline float quantize_block(const float* x, int8_t* q) {
     return amax / 127.0f;
 }
 
-void quantize_row(const float* x, int n_cols, void* out) {
+void quantize_row(const float* x, int n_cols, QuantizedStep* out) {
     const int n_blocks = n_cols / 32, L = n_steps(n_cols);
-    const QuantizedRow row(out, L);
     for (int b = 0; b < LANES * L; b++) {
         const int s = b / L, j = b % L;
         int8_t q[32] = {};
@@ -37,12 +36,12 @@ void quantize_row(const float* x, int n_cols, void* out) {
             low += q[i];
             high += q[i + 16];
         }
-        int8_t* to = row.q + static_cast<size_t>(j) * STEP_BYTES + 4 * s;
-        for (int v = 0; v < 8; v++) std::memcpy(to + 32 * v, q + 4 * v, 4);
-        row.scale[LANES * j + s] = scale;
-        row.sum[LANES * j + s] = low + high;
-        row.half[2 * LANES * j + s] = low;
-        row.half[2 * LANES * j + LANES + s] = high;
+        QuantizedStep& step = out[j];
+        for (int v = 0; v < 8; v++) std::memcpy(step.q + 32 * v + 4 * s, q + 4 * v, 4);
+        step.scale[s] = scale;
+        step.sum[0][s] = low + high;
+        step.half[0][s] = low;
+        step.half[1][s] = high;
     }
 }
 

@@ -42,7 +42,7 @@ Activations::Activations(const Backend& backend, Type type, const float* x, int6
       stride_(stride),
       n_rows_(n_rows),
       n_cols_(n_cols),
-      row_bytes_(quantized_ ? QuantizedRow::bytes(n_steps(n_cols))
+      row_bytes_(quantized_ ? sizeof(QuantizedStep) * n_steps(n_cols)
                             : (sizeof(float) * padded_32(n_cols) + 63) / 64 * 64),
       memory_(in_place_ ? 0 : row_bytes_ * n_rows) {}
 
@@ -56,7 +56,7 @@ void Activations::prepare(int first, int count) {
         uint8_t* to = memory_.data() + row_bytes_ * r;
         const float* from = x_ + stride_ * (index_ ? index_[r] : r);
         if (quantized_) {
-            backend_.quantize(from, n_cols_, to);
+            backend_.quantize(from, n_cols_, reinterpret_cast<QuantizedStep*>(to));
             continue;
         }
         std::memcpy(to, from, sizeof(float) * n_cols_);
