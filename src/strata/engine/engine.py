@@ -24,7 +24,7 @@ from strata.formats.tokenizer import Tokenizer
 from strata.memory.budget import MemoryPlan
 from strata.memory.state import SequenceState, Snapshot
 from strata.models.spec import ModelSpec
-from strata.window.run import WindowRunner
+from strata.window.run import MAX_WINDOW_TOKENS, WindowRunner
 
 Logits = npt.NDArray[np.float32]
 
@@ -52,6 +52,7 @@ class Engine:
         self._on_close = on_close
         self._void = False
         self._closed = False
+        self._window_logits: Logits = np.empty((0, 0), np.float32)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -102,20 +103,27 @@ class Engine:
         self._require_tokens(tokens)
         with self._voiding():
             logits = read_prompt(self.runner, tokens, self.settings.prompt_chunk, progress=progress)
-            last: Logits = self._finite(logits, self.length - 1)[0]
-            return last
+            last = _finite_copy(logits, self.length - 1)[0]
+            return np.asarray(last)
 
     def run_window(self, tokens: Sequence[int]) -> Logits:
-        """Logits float32 [T, V] of a verify window of 1..8 tokens; nothing is committed yet."""
+        """Logits float32 [T, V] of a verify window of 1..8 tokens; nothing is committed yet.
+
+        A row may hold NaN, because a wrong draft must not end a text that never takes it;
+        ``commit`` refuses such rows."""
         self._require_tokens(tokens)
         with self._voiding():
             logits = self.runner.run(self.runner.window(len(tokens)), tokens)
-            return self._finite(logits, self.length)
+            self._window_logits = logits.to(torch.float32).numpy().copy()
+            return self._window_logits
 
     def commit(self, n: int) -> None:
-        """Keep the first n tokens (0..T) of the window just run."""
+        """Keep the first n tokens (0..T) of the window just run. NumericsError when their logits
+        are not finite."""
         self._require_open()
-        self.runner.commit(n)
+        with self._voiding():
+            _require_finite(self._window_logits[: max(n, 0)], self.length)
+            self.runner.commit(n)
 
     def snapshot(self) -> Snapshot:
         """State to come back to (``restore``) while the sequence still begins with these tokens."""
@@ -141,13 +149,14 @@ class Engine:
         self._require_tokens(token_ids)
         if through not in ("prompt", "windows"):
             raise InputError(f'through must be "prompt" or "windows", not {through!r}')
+        _require_window(window)
         self.reset()
         self.state.require_room(len(token_ids))
         if through == "prompt":
             with self._voiding():
                 chunk = self.settings.prompt_chunk
                 logits = read_prompt(self.runner, token_ids, chunk, all_logits=True)
-                return self._finite(logits, 0)
+                return _finite_copy(logits, 0)
         rows: list[Logits] = []
         for start in range(0, len(token_ids), window):
             rows.append(self.run_window(token_ids[start : start + window]))
@@ -157,6 +166,7 @@ class Engine:
     def explain(self, window: int) -> list[str]:
         """The program of a window size, and the place of each row in the last plan of every
         layer."""
+        _require_window(window)
         recorded = self.runner.window(window)
         lines = [f"window of {window} tokens, {len(recorded.program.steps)} steps"]
         lines += recorded.program.lines()
@@ -192,17 +202,6 @@ class Engine:
             if not 0 <= token < self.n_vocab:
                 raise InputError(f"token id {token} is outside the vocabulary of {self.n_vocab}")
 
-    def _finite(self, logits: torch.Tensor, first_position: int) -> Logits:
-        """A float32 copy; NumericsError naming the first position with NaN or infinity."""
-        bad = ~torch.isfinite(logits).all(dim=-1)
-        if bool(bad.any()):
-            position = first_position + int(bad.nonzero()[0, 0])
-            raise NumericsError(
-                f"the logits after position {position} are not finite; the request was stopped "
-                f"and its state dropped"
-            )
-        return logits.to(torch.float32).numpy().copy()
-
     def _voiding(self) -> _Voiding:
         return _Voiding(self)
 
@@ -220,3 +219,28 @@ class _Voiding:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is not None and not issubclass(kind, InputError):
             self._engine._void = True
+
+
+def _require_window(n_tokens: int) -> None:
+    whole = isinstance(n_tokens, int) and not isinstance(n_tokens, bool)
+    if not whole or not 1 <= n_tokens <= MAX_WINDOW_TOKENS:
+        raise InputError(
+            f"window must be a whole number from 1 to {MAX_WINDOW_TOKENS}, not {n_tokens!r}"
+        )
+
+
+def _require_finite(logits_TV: Logits, first_position: int) -> None:
+    """NumericsError naming the first position with NaN or infinity."""
+    bad = ~np.isfinite(logits_TV).all(axis=-1)
+    if bad.any():
+        raise NumericsError(
+            f"the logits after position {first_position + int(bad.argmax())} are not finite; the "
+            f"request was stopped and its state dropped"
+        )
+
+
+def _finite_copy(logits_TV: torch.Tensor, first_position: int) -> Logits:
+    """float32, checked."""
+    rows = logits_TV.to(torch.float32).numpy().copy()
+    _require_finite(rows, first_position)
+    return rows

@@ -7,11 +7,12 @@ once.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -129,22 +130,21 @@ class Model:
         through: "prompt" reads in chunks, "windows" in verify windows of ``window`` tokens. Ends an
         answer in progress and drops the kept state.
         """
+        tokens = _token_ids(token_ids)
         self._session.forget()
-        return self.engine.logits([int(token) for token in token_ids], through, window)
+        try:
+            return self.engine.logits(tokens, through, window)
+        except BaseException:
+            self._session.void()
+            raise
 
     def prompt_tokens(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: plain text, ids, or messages for the chat template."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        items: list[Any] = list(prompt)
-        if items and isinstance(items[0], Mapping):
-            return self.tokenizer.chat_prompt(items)
-        try:
-            return [int(token) for token in items]
-        except (TypeError, ValueError):
-            raise InputError(
-                "a prompt is a text, a list of token ids, or a list of messages (role, content)"
-            ) from None
+        if _are_messages(prompt):
+            return self.tokenizer.chat_prompt(cast(Sequence[Message], prompt))
+        return _token_ids(prompt)
 
     def generate(
         self,
@@ -168,10 +168,12 @@ class Model:
 
     def close(self) -> None:
         """Stop the workers and let the memory go. Closing twice is fine."""
-        self._session.end()
-        if self._logpos is not None:
-            self._logpos.close()
-        self.engine.close()
+        try:
+            self._session.end()
+        finally:
+            if self._logpos is not None:
+                self._logpos.close()
+            self.engine.close()
 
     def __enter__(self) -> Model:
         """Itself."""
@@ -209,5 +211,18 @@ def _tokenizer_of(engine: Engine) -> Tokenizer | None:
         return None
 
 
-def _are_messages(prompt: Sequence[Any]) -> bool:
-    return len(prompt) > 0 and isinstance(prompt[0], Mapping)
+def _are_messages(prompt: object) -> bool:
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _token_ids(tokens: object) -> list[int]:
+    """Ids from any sequence or array of whole numbers; nothing is rounded or parsed."""
+    try:
+        if isinstance(tokens, str | bytes | Mapping):
+            raise TypeError
+        return [operator.index(token) for token in tokens]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise InputError(
+            "a prompt is a text, a list of token ids (whole numbers), or a list of messages (role, "
+            "content)"
+        ) from None
