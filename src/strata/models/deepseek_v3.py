@@ -166,7 +166,7 @@ def _untransposed(k_b_Hcp: torch.Tensor) -> torch.Tensor:
 
 
 def _hf_sources(ckpt: Checkpoint, spec: ModelSpec) -> Sources:
-    table = hf_sources(ckpt, spec, _HF_NAMES, hf_draft_layers(spec, "model."))
+    table = hf_sources(ckpt, spec, _HF_NAMES, hf_draft_layers(ckpt, spec))
     split: dict[str, Source] = {}
     for index, layer in enumerate(spec.layers):
         assert isinstance(layer.mixer, MlaSpec)

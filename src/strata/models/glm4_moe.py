@@ -76,7 +76,7 @@ def _rotary_dims(meta: Config, trunk: Trunk) -> int:
 
 
 def _hf_sources(ckpt: Checkpoint, spec: ModelSpec) -> Sources:
-    return hf_sources(ckpt, spec, {**HF, **HF_SHARED_EXPERTS}, hf_draft_layers(spec, "model."))
+    return hf_sources(ckpt, spec, {**HF, **HF_SHARED_EXPERTS}, hf_draft_layers(ckpt, spec))
 
 
 FAMILY = Family(

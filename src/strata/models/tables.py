@@ -5,13 +5,13 @@ Knows both worlds of names (HF and GGUF) but no single architecture.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import numpy as np
 import torch
 
 from strata.formats.checkpoint import Checkpoint
-from strata.models.config import Config
 from strata.models.expert_layouts import (
     PROJS,
     ExpertLayout,
@@ -54,7 +54,7 @@ def gguf_sources(ckpt: Checkpoint, spec: ModelSpec, naming: Naming) -> Sources:
     for index, layer in enumerate(spec.layers):
         if isinstance(layer.mixer, AttentionSpec):
             roles |= _fused_qkv(ckpt, index, layer.mixer)
-    return Sources(roles, unused=GGUF_UNUSED + gguf_draft_layers(gguf_config(ckpt), spec))
+    return Sources(roles, unused=GGUF_UNUSED + gguf_draft_layers(ckpt, spec))
 
 
 def _fused_qkv(ckpt: Checkpoint, index: int, mixer: AttentionSpec) -> dict[str, Source]:
@@ -78,22 +78,28 @@ def _cut(bias: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     return bias[start:stop]
 
 
-def hf_draft_layers(spec: ModelSpec, top: str) -> tuple[tuple[str, str], ...]:
-    """Rule for layers numbered past the trunk, where several families keep their draft layer."""
-    return ((_past_the_trunk(top.replace(".", r"\.") + r"layers", spec.n_layers), DRAFT_LAYER),)
+def hf_draft_layers(ckpt: Checkpoint, spec: ModelSpec) -> tuple[tuple[str, str], ...]:
+    """Rules for layers numbered past the trunk, where several families keep their draft layers."""
+    return _draft_layers(ckpt, hf_top(ckpt) + "layers.{}.", "eh_proj.weight", spec.n_layers)
 
 
-def gguf_draft_layers(meta: Config, spec: ModelSpec) -> tuple[tuple[str, str], ...]:
+def gguf_draft_layers(ckpt: Checkpoint, spec: ModelSpec) -> tuple[tuple[str, str], ...]:
     """The same for a GGUF that declares draft layers."""
-    if meta.count("nextn_predict_layers", default=0) == 0:
+    if gguf_config(ckpt).count("nextn_predict_layers", default=0) == 0:
         return ()
-    return ((_past_the_trunk("blk", spec.n_layers), DRAFT_LAYER),)
+    return _draft_layers(ckpt, "blk.{}.", "nextn.eh_proj.weight", spec.n_layers)
 
 
-def _past_the_trunk(stem: str, n_layers: int) -> str:
-    """Matches names of layers n_layers .. n_layers + 7."""
-    numbers = "|".join(str(n) for n in range(n_layers, n_layers + 8))
-    return rf"{stem}\.({numbers})\..*"
+def _draft_layers(
+    ckpt: Checkpoint, layer: str, mark: str, number: int
+) -> tuple[tuple[str, str], ...]:
+    """One rule a layer from ``number`` on, as long as they have what only draft layers have: a
+    trunk layer that the settings forgot must not pass for one."""
+    rules: list[tuple[str, str]] = []
+    while (prefix := layer.format(number)) + mark in ckpt.tensors:
+        rules.append((re.escape(prefix) + ".*", DRAFT_LAYER))
+        number += 1
+    return tuple(rules)
 
 
 def expert_sizes(spec: ModelSpec) -> dict[int, ExpertSizes]:
@@ -136,7 +142,8 @@ def _either(ckpt: Checkpoint, name: str) -> str:
 
 
 def gguf_experts(ckpt: Checkpoint, spec: ModelSpec) -> CheckpointExperts:
-    """Stacked experts of a GGUF: gate and up apart or fused, with biases where there are some."""
+    """Experts of a GGUF: stacked, gate and up apart or fused, with biases where there are some; or
+    one tensor per expert, as older converters wrote them."""
     layouts: dict[int, ExpertLayout] = {}
     for index, sizes in expert_sizes(spec).items():
         prefix, ffn = f"blk.{index}.ffn_", spec.layers[index].ffn
@@ -146,6 +153,9 @@ def gguf_experts(ckpt: Checkpoint, spec: ModelSpec) -> CheckpointExperts:
         fused = prefix + "gate_up_exps.weight"
         if fused in ckpt.tensors:
             layouts[index] = FusedGateUp(ckpt, sizes, fused, names["down"], biases)
+        elif prefix + "gate.0.weight" in ckpt.tensors:
+            each = {p: f"{prefix}{p}.{{}}.weight" for p in PROJS}
+            layouts[index] = PerExpert(ckpt, sizes, each)
         else:
             layouts[index] = Stacked(ckpt, sizes, names, biases)
     return experts_from(layouts, spec)
