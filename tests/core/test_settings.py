@@ -23,6 +23,7 @@ GPU = Machine("Some Card", "found Some Card", 6, ("portable", "avx2"))
 OTHER: dict[str, Any] = {
     "device": "cpu", "dtype": "float64", "numerics": "fast", "context": 100, "kv": "f16",
     "prompt_chunk": 64, "spec": 4, "draft": "none", "expert_cache": 5, "expert_profile": "p.txt",
+    "expert_layout": "native", "pack": "packed",
     "adapt_swaps": 0, "workers": 3, "cpu_isa": "portable", "ram_gb": 4.5, "vram_gb": 8.0,
     "poison": True, "logpos": "out.tsv", "logpos_top": 20, "logpos_extra": 7, "temperature": 0.5,
     "top_k": 20, "top_p": 0.9, "min_p": 0.05, "repeat_penalty": 1.1, "frequency_penalty": 0.2,

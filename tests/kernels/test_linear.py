@@ -226,7 +226,7 @@ def test_pieces_do_not_show():
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_tiles_give_the_bits_of_the_rows(name):
-    """Expectation: decision 003: tiles hold the same numbers, so both products have the same bits."""
+    """Expectation: decision 003: tiles hold the same numbers, so products have the same bits."""
     rng = np.random.default_rng(TYPES[name].ggml_id)
     w = make_weight(name, 37, n_cols_of(name, 20), rng, scale=0.75)
     data = torch.from_numpy(encode(name, w.data.numpy()))

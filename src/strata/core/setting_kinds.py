@@ -159,7 +159,8 @@ def switch(default: bool, help: str, **more: Any) -> Any:
 
 
 def path(help: str, **more: Any) -> Any:
-    """A file path, or none."""
+    """The path of a file (or, with another ``kind``, of a folder), or none."""
+    kind = more.pop("kind", "FILE")
 
     def convert(value: object) -> Path | None:
         if value is None:
@@ -168,7 +169,7 @@ def path(help: str, **more: Any) -> Any:
             raise ValueError("must be a path")
         return Path(value).expanduser()
 
-    return _field(None, help, "FILE", convert, **more)
+    return _field(None, help, kind, convert, **more)
 
 
 def texts(help: str, **more: Any) -> Any:

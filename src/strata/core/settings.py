@@ -77,6 +77,15 @@ class Settings:
         unit="experts", auto=-1)
     expert_profile: Path | None = path(
         "Which experts to keep first: a file of lines 'layer expert', best first.")
+    expert_layout: str = choice(
+        "auto", ("auto", "tiles", "native"),
+        "How experts lie in memory: native is the file's own blocks, tiles are re-coded exactly "
+        "for faster reading and often larger; auto takes tiles where they are faster here and the "
+        "memory plan holds them. Results are equal.")
+    pack: Path | None = path(
+        "Folder that keeps the experts as they lie in memory: written when empty or new, read "
+        "instead of the checkpoint's experts when it belongs to it, refused otherwise.",
+        kind="DIR")
     adapt_swaps: int = integer(
         0, 0, 0, "Cached experts exchanged by use; this version keeps the cache fixed.",
         unit="experts a window")

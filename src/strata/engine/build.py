@@ -7,8 +7,8 @@ here and nowhere else.
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,22 +24,24 @@ from strata.engine.checkpoint_plan import (
     DTYPES,
     KV_DTYPES,
     CheckpointPlan,
+    expert_lines,
     memory_plan,
     understand,
 )
 from strata.engine.cpu_ops import native_ops, plain_ops
 from strata.engine.engine import Engine
+from strata.engine.expert_plan import ExpertPlan, load_planned, plan_experts
 from strata.engine.machine import probe
 from strata.experts.fast_tier import FastTier, even_profile, read_profile
 from strata.experts.late import late_rule
-from strata.experts.loader import load_experts
+from strata.experts.layouts import Entry
 from strata.experts.service import ExpertService
 from strata.experts.store import ExpertStore, Progress
 from strata.experts.workers import PlainWorker, PoolWorker, Worker
 from strata.formats.checkpoint import open_checkpoint
 from strata.formats.tokenizer import Tokenizer, load_tokenizer
 from strata.kernels.ops import Ops
-from strata.memory.budget import MemoryPlan, Probes
+from strata.memory.budget import Line, MemoryPlan, Probes
 from strata.memory.state import SequenceState
 from strata.models.network import Network, build_network
 from strata.models.weights import load_weights
@@ -54,6 +56,7 @@ class Ready:
 
     plan: CheckpointPlan
     effective: Effective
+    experts: ExpertPlan
     memory: MemoryPlan
 
     @property
@@ -78,10 +81,38 @@ def prepare(
         effective = resolve(asked, machine or probe(), limit, planning=planning)
         _require_places(effective.settings, plan)
         memory = memory_plan(plan, effective.settings, probes or Probes())
+        experts = _place_experts(plan, effective.settings, memory)
+        if list(experts.shapes) != plan.shapes:
+            plan = replace(plan, shapes=list(experts.shapes))
+            memory = memory_plan(plan, effective.settings, probes or Probes())
     except BaseException:
         checkpoint.close()
         raise
-    return Ready(plan, effective, memory)
+    return Ready(plan, effective, experts, memory)
+
+
+def _place_experts(plan: CheckpointPlan, settings: Settings, memory: MemoryPlan) -> ExpertPlan:
+    """Layouts of the experts, within what the memory plan leaves."""
+    others = memory.need("ram") - _ram(expert_lines(plan.shapes, settings))
+    room = memory.limits["ram"].n_bytes - others
+
+    def fits(shapes: Sequence[Entry]) -> bool:
+        return _ram(expert_lines(shapes, settings)) <= room
+
+    # the float64 reference reads any layout, but nothing becomes faster by it
+    plain = settings.dtype == "float64" and settings.expert_layout == "tiles"
+    return plan_experts(
+        plan.shapes,
+        plan.experts,
+        plan.checkpoint,
+        settings,
+        reads_tiles=plain or bool(getattr(CpuPool, "reads_tiles", False)),
+        fits=fits,
+    )
+
+
+def _ram(lines: Iterable[Line]) -> int:
+    return sum(line.n_bytes for line in lines)
 
 
 def plan_model(path: str | Path, asked: Effective, probes: Probes | None = None) -> MemoryPlan:
@@ -108,7 +139,7 @@ def _assemble(ready: Ready, progress: Progress | None) -> Engine:
     torch.set_num_threads(1)  # products run in our pool; torch's own threads would fight it
     tokenizer = _tokenizer(plan)
     roles = load_weights(plan.checkpoint, plan.spec, plan.sources, copy=True)
-    store = load_experts(plan.shapes, plan.experts, progress)
+    store = load_planned(ready.experts, plan.experts, settings, progress)
     pool = CpuPool(workers=settings.workers, isa=settings.cpu_isa)
     ops = _ops(settings, pool)
     tier = _fast_tier(plan, settings, store)
@@ -244,6 +275,7 @@ def _report(
         *plan.weights.lines(),
         f"CPU pool: {pool.workers} workers on CPUs {pool.cpus}, {pool.isa} kernels",
         f"experts: {plan.n_pairs} in RAM, {len(tier.resident())} of them also in the fast tier",
+        *ready.experts.lines,
         *effective_lines(ready.effective, why_not),
     ]
     if settings.defer_cpu != "0" and "defer_cpu" not in why_not:

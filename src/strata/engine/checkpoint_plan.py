@@ -8,12 +8,14 @@ those of the real parts and not a second book-keeping.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from strata.core.settings import Settings
-from strata.experts.loader import expert_shapes
+from strata.experts.layouts import Entry
+from strata.experts.loader import expert_shapes, peak_bytes
 from strata.experts.store import store_bytes, stride_of
 from strata.formats.checkpoint import Checkpoint
 from strata.kernels.expert_rows import ExpertShape
@@ -77,22 +79,31 @@ def memory_plan(plan: CheckpointPlan, settings: Settings, probes: Probes) -> Mem
     network = _meta_network(plan, settings)
     context = settings.context
     state = sum(s.n_bytes(context) for group in network.state_specs() for s in group.values())
-    slots = min(settings.expert_cache, plan.n_pairs)
-    slot_bytes = max((stride_of(s[0]) for s in plan.shapes if s is not None), default=0)
     chunk = min(settings.prompt_chunk, context)
     lines = (
-        Line("ram", "routed experts", store_bytes(plan.shapes)),
-        Line("ram", f"fast tier ({slots} experts)", slots * slot_bytes),
+        *expert_lines(plan.shapes, settings),
         Line("ram", "dense weights", plan.weights.dense_bytes),
         Line("ram", f"state at {context} tokens of context", state),
         Line("ram", f"window buffers (up to {settings.spec} tokens)", _windows(network, settings)),
         Line("ram", f"prompt buffers (chunks of {chunk} tokens)", _frame(network, chunk, 1, False)),
-        Line("ram", "loading peak (one expert)", 2 * slot_bytes),
         Line("ram", "interpreter and libraries", INTERPRETER_BYTES),
         Line("disk", "read on demand from the file", plan.weights.on_disk_bytes),
     )
     limit = smallest(_limits(settings, probes))
     return MemoryPlan(lines, {"ram": limit})
+
+
+def expert_lines(shapes: Sequence[Entry], settings: Settings) -> tuple[Line, ...]:
+    """What the routed experts take in RAM, while loading too."""
+    n_pairs = sum(entry[1] for entry in shapes if entry is not None)
+    slots = min(settings.expert_cache, n_pairs)
+    slot_bytes = max((stride_of(entry[0]) for entry in shapes if entry is not None), default=0)
+    loading = peak_bytes(shapes, settings.workers)
+    return (
+        Line("ram", "routed experts", store_bytes(shapes)),
+        Line("ram", f"fast tier ({slots} experts)", slots * slot_bytes),
+        Line("ram", f"loading ({settings.workers} threads)", loading),
+    )
 
 
 def _limits(settings: Settings, probes: Probes) -> list[Limit]:

@@ -1,22 +1,29 @@
-"""Fills the expert store from a checkpoint, streaming: at no time is more than one expert held twice."""
+"""Fills the expert store from a checkpoint: pieces of it are read and re-coded on all cores, and
+beyond the store each thread holds a matrix and some scratch at most."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strata.core.errors import InputError
+from strata.experts.pieces import Piece, cut, run_pieces
 from strata.experts.store import ExpertLayer, ExpertStore, Progress, anonymous, stride_of
+from strata.formats.paging import will_need
+from strata.formats.tiles import encode_into
 from strata.kernels.expert_rows import ExpertShape, layout
-from strata.models.expert_source import ExpertSource
+from strata.models.expert_source import PROJS, ExpertSource
 from strata.models.spec import ModelSpec, MoeSpec
 
-PROJECTIONS = ("gate", "up", "down")
+SCRATCH_BYTES = 2 << 20
+"""Temporaries of one thread that re-codes (pieces of 2^18 weights, up to 6 bytes each)."""
 
 
 def expert_shapes(spec: ModelSpec, source: ExpertSource) -> list[tuple[ExpertShape, int] | None]:
-    """(blob layout, experts) of each layer; None for layers without routed experts. Reads no weights."""
+    """(native blob layout, experts) of each layer; None for layers without routed experts. Reads no
+    weights."""
     shapes: list[tuple[ExpertShape, int] | None] = []
     for index, layer in enumerate(spec.layers):
         ffn = layer.ffn
@@ -40,47 +47,70 @@ def expert_shapes(spec: ModelSpec, source: ExpertSource) -> list[tuple[ExpertSha
     return shapes
 
 
+def peak_bytes(shapes: Sequence[tuple[ExpertShape, int] | None], workers: int) -> int:
+    """Most memory that loading takes beyond the store: per thread, a matrix and scratch."""
+    blobs = [stride_of(entry[0]) for entry in shapes if entry is not None]
+    return workers * (max(blobs) + SCRATCH_BYTES) if blobs else 0
+
+
 def load_experts(
     shapes: Sequence[tuple[ExpertShape, int] | None],
     source: ExpertSource,
     progress: Progress | None = None,
+    *,
+    workers: int = 1,
 ) -> ExpertStore:
-    """Copy every expert into RAM."""
-    total = sum(stride_of(s[0]) * s[1] for s in shapes if s is not None)
-    done = 0
+    """Every expert into RAM, in the layouts that the shapes say, on that many threads."""
+    store = empty_store(shapes)
+
+    def fill(piece: Piece) -> None:
+        group = store.layer(piece.layer)
+        for expert in range(piece.first, piece.stop):
+            fill_blob(group.blobs[expert].numpy(), group.shape, source, piece.layer, expert)
+
+    run_pieces(cut(shapes), fill, workers, "experts", progress)
+    return store
+
+
+def empty_store(shapes: Sequence[tuple[ExpertShape, int] | None]) -> ExpertStore:
+    """Zeroed memory for all experts; the system gives the pages when they are written."""
     layers: list[ExpertLayer | None] = []
-    for index, entry in enumerate(shapes):
+    for entry in shapes:
         if entry is None:
             layers.append(None)
             continue
         shape, n_experts = entry
         stride = stride_of(shape)
         blobs = anonymous(stride * n_experts).view(n_experts, stride)
-        for expert in range(n_experts):
-            fill_blob(blobs[expert].numpy(), shape, source, index, expert)
-            done += stride
-            if progress is not None and expert % 32 == 31:
-                progress("experts", done, total)
         layers.append(ExpertLayer(shape, stride, blobs))
-        if progress is not None:
-            progress("experts", done, total)
     return ExpertStore(layers)
 
 
 def fill_blob(
-    blob: np.ndarray, shape: ExpertShape, source: ExpertSource, layer: int, expert: int
+    blob: NDArray[np.uint8], shape: ExpertShape, source: ExpertSource, layer: int, expert: int
 ) -> None:
     """Write one expert's pieces at the offsets of its layout."""
     offsets = (shape.gate_offset, shape.up_offset, shape.down_offset)
     biases = (shape.gate_bias_offset, shape.up_bias_offset, shape.down_bias_offset)
-    for projection, offset, bias_offset in zip(PROJECTIONS, offsets, biases, strict=True):
-        rows = source.rows(layer, expert, projection)
-        blob[offset : offset + rows.size] = rows.reshape(-1)
-        if bias_offset >= 0:
-            bias = source.bias(layer, expert, projection)
-            raw = np.ascontiguousarray(bias, dtype=np.float32).view(np.uint8)
-            blob[bias_offset : bias_offset + raw.size] = raw
+    matrices = [source.rows(layer, expert, proj) for proj in PROJS]
+    for rows in matrices:
+        will_need(rows)
+    for i, (proj, rows) in enumerate(zip(PROJS, matrices, strict=True)):
+        place = blob[offsets[i] : offsets[i] + shape.matrix_bytes[i]]
+        if shape.layouts[i] == "tiles":
+            encode_into(shape.types[i], rows, place)
+        else:
+            place[:] = rows.reshape(-1)
+        if biases[i] >= 0:
+            _put(blob, biases[i], source.bias(layer, expert, proj))
     if shape.scale_offset >= 0:
-        scales = [source.scale(layer, expert, p) for p in PROJECTIONS]
-        raw = np.asarray(scales, dtype=np.float32).view(np.uint8)
-        blob[shape.scale_offset : shape.scale_offset + raw.size] = raw
+        _put(blob, shape.scale_offset, [source.scale(layer, expert, proj) for proj in PROJS])
+
+
+def _put(
+    blob: NDArray[np.uint8], offset: int, numbers: NDArray[np.float32] | list[float] | None
+) -> None:
+    """Numbers as f32 at that byte."""
+    assert numbers is not None, "the model's settings promise a bias"
+    raw = np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint8)
+    blob[offset : offset + raw.size] = raw

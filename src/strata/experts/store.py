@@ -1,6 +1,8 @@
-"""All routed experts of a model in RAM: one contiguous blob per expert, the same bytes wherever they are read.
+"""All routed experts of a model in RAM: one contiguous blob per expert, the same bytes wherever
+they are read.
 
-Knows no attention, no residual and no places. The blob is [gate rows | up rows | down rows | biases | scales] as
+Knows no attention, no residual and no places. The blob is [gate rows | up rows | down rows | biases
+| scales] as
 ``kernels.expert_rows.ExpertShape`` lays it out.
 """
 
@@ -48,7 +50,8 @@ def stride_of(shape: ExpertShape) -> int:
 
 
 def store_bytes(shapes: Sequence[tuple[ExpertShape, int] | None]) -> int:
-    """RAM for all experts, from (shape, number of experts) per layer; None = a layer without routed experts."""
+    """RAM for all experts, from (shape, number of experts) per layer; None = a layer without routed
+    experts."""
     return sum(stride_of(shape) * n for shape, n in (s for s in shapes if s is not None))
 
 
@@ -76,10 +79,12 @@ class ExpertStore:
 
 
 def anonymous(n_bytes: int) -> torch.Tensor:
-    """Zeroed page-aligned memory outside any allocator, huge pages where the system grants them; uint8 [n_bytes]."""
+    """Zeroed page-aligned memory outside any allocator, huge pages where the system grants them;
+    uint8 [n_bytes]."""
     if n_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)
-    area = mmap.mmap(-1, n_bytes)
+    # private: shared memory would get no huge pages and count against the system's limit for it
+    area = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE") and n_bytes >= 1 << 22:
         area.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(area, dtype=torch.uint8)

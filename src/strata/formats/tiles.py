@@ -45,7 +45,7 @@ __all__ = [
 Layout = Literal["native", "tiles"]
 """How a matrix lies in memory: rows as the file has them, or tiles."""
 
-_PIECE_WEIGHTS = 1 << 20
+_PIECE_WEIGHTS = 1 << 18
 
 
 def matrix_bytes(type_name: str, layout: Layout, n_rows: int, n_cols: int) -> int:

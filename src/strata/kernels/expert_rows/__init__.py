@@ -18,6 +18,7 @@ from strata.kernels.expert_rows.shape import (
     ExpertShape,
     Layouts,
     layout,
+    relayout,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "expert_rows_contract",
     "expert_rows_plain",
     "layout",
+    "relayout",
 ]

@@ -113,23 +113,12 @@ def layout(
         raise UnsupportedError(
             f"expert activation {activation!r} is not supported; known: {', '.join(ACTIVATIONS)}"
         )
-    end = 0
-
-    align = PLANE_ALIGN if "tiles" in layouts else ALIGN_BYTES
-
-    def place(n_bytes: int, wanted: bool = True) -> int:
-        nonlocal end
-        if not wanted:
-            return -1
-        start = end
-        end = -(-(start + n_bytes) // align) * align
-        return start
-
-    gate, up, down = types
-    gate_layout, up_layout, down_layout = layouts
-    gate_offset = place(_matrix_bytes("gate", gate, gate_layout, d_expert, d_model))
-    up_offset = place(_matrix_bytes("up", up, up_layout, d_expert, d_model))
-    down_offset = place(_matrix_bytes("down", down, down_layout, d_model, d_expert))
+    place = _Placer(PLANE_ALIGN if "tiles" in layouts else ALIGN_BYTES)
+    sizes = {"gate": (d_expert, d_model), "up": (d_expert, d_model), "down": (d_model, d_expert)}
+    gate_offset, up_offset, down_offset = (
+        place(_matrix_bytes(piece, kind, how, *sizes[piece]))
+        for piece, kind, how in zip(sizes, types, layouts, strict=True)
+    )
     gate_bias_offset = place(4 * d_expert, bias)
     up_bias_offset = place(4 * d_expert, bias)
     down_bias_offset = place(4 * d_model, bias)
@@ -137,9 +126,9 @@ def layout(
     return ExpertShape(
         d_model=d_model,
         d_expert=d_expert,
-        gate_type=gate,
-        up_type=up,
-        down_type=down,
+        gate_type=types[0],
+        up_type=types[1],
+        down_type=types[2],
         gate_offset=gate_offset,
         up_offset=up_offset,
         down_offset=down_offset,
@@ -149,10 +138,40 @@ def layout(
         scale_offset=scale_offset,
         activation=activation,
         swiglu_limit=swiglu_limit,
-        blob_bytes=end,
-        gate_layout=gate_layout,
-        up_layout=up_layout,
-        down_layout=down_layout,
+        blob_bytes=place.end,
+        gate_layout=layouts[0],
+        up_layout=layouts[1],
+        down_layout=layouts[2],
+    )
+
+
+class _Placer:
+    """Gives out places one after another, each aligned."""
+
+    def __init__(self, align: int) -> None:
+        self.end = 0
+        self._align = align
+
+    def __call__(self, n_bytes: int, wanted: bool = True) -> int:
+        """Where the next n_bytes begin; -1 for a piece that is not there."""
+        if not wanted:
+            return -1
+        start = self.end
+        self.end = -(-(start + n_bytes) // self._align) * self._align
+        return start
+
+
+def relayout(shape: ExpertShape, layouts: Layouts) -> ExpertShape:
+    """The same expert with its matrices in other layouts. Errors as for ``layout``."""
+    return layout(
+        shape.d_model,
+        shape.d_expert,
+        shape.types,
+        bias=shape.gate_bias_offset >= 0,
+        scales=shape.scale_offset >= 0,
+        activation=shape.activation,
+        swiglu_limit=shape.swiglu_limit,
+        layouts=layouts,
     )
 
 

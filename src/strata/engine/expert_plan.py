@@ -1,0 +1,101 @@
+"""How the routed experts will lie in memory and where they come from, before any is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from strata.core.errors import InputError
+from strata.core.settings import Settings
+from strata.experts.layouts import Cost, Entry, LayoutChoice, choose_layouts, impose_layouts
+from strata.experts.loader import load_experts
+from strata.experts.pack import (
+    Pack,
+    check_pack,
+    fingerprint,
+    load_pack,
+    open_pack,
+    require_room,
+    write_pack,
+)
+from strata.experts.store import ExpertStore, Progress
+from strata.formats.checkpoint import Checkpoint
+from strata.models.expert_source import ExpertSource
+
+
+@dataclass(frozen=True)
+class ExpertPlan:
+    """shapes: of every layer, layouts decided. lines: what was decided and why, for people.
+
+    pack: where they are read from instead of the checkpoint. pack_hash: of the checkpoint, where
+    --pack is given.
+    """
+
+    shapes: tuple[Entry, ...]
+    lines: tuple[str, ...]
+    pack: Pack | None
+    pack_hash: str
+
+
+def plan_experts(
+    native: Sequence[Entry],
+    source: ExpertSource,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    *,
+    reads_tiles: bool,
+    fits: Callable[[Sequence[Entry]], bool],
+    cost: Cost | None = None,
+) -> ExpertPlan:
+    """Decide layouts (``experts.layouts``), and whether a pack is read, written, or neither.
+
+    A pack that belongs to the checkpoint brings its layouts along under --expert-layout auto.
+    Errors as for ``choose_layouts``, ``open_pack`` and ``check_pack``; InputError when there is no
+    room on disk for a pack that will be written.
+    """
+    if settings.pack is None:
+        choice = choose_layouts(
+            native, settings.expert_layout, reads_tiles=reads_tiles, fits=fits, cost=cost
+        )
+        return ExpertPlan(choice.shapes, choice.lines, None, "")
+    pack_hash = fingerprint(checkpoint, source.tensor_names())
+    pack = open_pack(settings.pack, pack_hash, native)
+    packed = None if pack is None else _packed_choice(pack, native, settings, reads_tiles)
+    choice = packed or choose_layouts(
+        native, settings.expert_layout, reads_tiles=reads_tiles, fits=fits, cost=cost
+    )
+    if pack is not None:
+        check_pack(pack, choice.shapes)
+    else:
+        require_room(settings.pack, choice.shapes)
+    return ExpertPlan(choice.shapes, choice.lines, pack, pack_hash)
+
+
+def load_planned(
+    plan: ExpertPlan, source: ExpertSource, settings: Settings, progress: Progress | None
+) -> ExpertStore:
+    """The experts in RAM, from the pack or the checkpoint; a pack asked for is written."""
+    workers = settings.workers
+    if plan.pack is not None:
+        return load_pack(plan.pack, plan.shapes, progress, workers=workers)
+    store = load_experts(plan.shapes, source, progress, workers=workers)
+    if settings.pack is not None:
+        write_pack(settings.pack, plan.pack_hash, store, progress, workers=workers)
+    return store
+
+
+def _packed_choice(
+    pack: Pack, native: Sequence[Entry], settings: Settings, reads_tiles: bool
+) -> LayoutChoice | None:
+    """The pack's own layouts; None when others are asked for or these cannot be read here."""
+    layouts = [layer.layouts if layer is not None else None for layer in pack.layers]
+    has_tiles = any(how is not None and "tiles" in how for how in layouts)
+    if settings.expert_layout != "auto" or (has_tiles and not reads_tiles):
+        return None
+    try:
+        shapes = impose_layouts(native, layouts)
+    except InputError:
+        return None  # no such tiles: check_pack says what is packed and what is wanted
+    n_tiles = sum(how is not None and "tiles" in how for how in layouts)
+    line = f"experts: as the pack {pack.folder} holds them, {n_tiles} layers with tiles"
+    return LayoutChoice(tuple(shapes), (line,))
