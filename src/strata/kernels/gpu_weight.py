@@ -17,6 +17,8 @@ from strata.formats.weight_types import TYPES
 from strata.kernels.weight import Weight
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+"""Weight type of each element type that float rows may have."""
 
 
 @dataclass(frozen=True)

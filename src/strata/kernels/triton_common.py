@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from triton import knobs
 
+from strata.kernels.triton_plain import plain_dp4a, plain_fma, plain_prmt
+
 INTERPRET = tl.constexpr(bool(knobs.runtime.interpret))
 """True when kernels run in Triton's interpreter on the CPU."""
 
@@ -30,9 +32,7 @@ _ROUNDER = tl.constexpr(12582912.0)
 def fma(a, b, c):
     """a * b + c, rounded once (the interpreter's own fma rounds twice)."""
     if INTERPRET:
-        # the f64 product is exact; f64 then f32 rounding of the sum differs from one rounding in
-        # about 1 of 2^29 cases
-        y = (a.to(tl.float64) * b.to(tl.float64) + c.to(tl.float64)).to(tl.float32)
+        y = plain_fma(a, b, c)
     else:
         y = tl.fma(a, b, c)
     return y
@@ -45,12 +45,16 @@ def rint(x):
 
 
 @triton.jit
+def opaque_zero():
+    """0, but the compiler cannot know: our grids have two axes at most."""
+    return tl.program_id(2)
+
+
+@triton.jit
 def dp4a(a, b, c):
     """c + sum of the products of four signed bytes of int32 a and b."""
     if INTERPRET:
-        y = c
-        for i in tl.static_range(4):
-            y += ((a << (24 - 8 * i)) >> 24) * ((b << (24 - 8 * i)) >> 24)
+        y = plain_dp4a(a, b, c)
     else:
         y = tl.inline_asm_elementwise(
             "dp4a.s32.s32 $0, $1, $2, $3;",
@@ -70,11 +74,7 @@ def prmt(a, b, selector):
     Bit 3 of each of the four selector fields must be clear.
     """
     if INTERPRET:
-        y = a * 0
-        for i in tl.static_range(4):
-            n = (selector >> (4 * i)) & 7
-            word = tl.where(n < 4, a, b)
-            y |= ((word >> ((n & 3) * 8)) & 255) << (8 * i)
+        y = plain_prmt(a, b, selector)
     else:
         y = tl.inline_asm_elementwise(
             "prmt.b32 $0, $1, $2, $3;",
@@ -174,3 +174,9 @@ def fold8(p, N: tl.constexpr):
 def pick(items, i):
     """items[i] at compile time."""
     return items[i]
+
+
+@triton.constexpr_function
+def tuple_of(*items):
+    """The items as one compile-time tuple."""
+    return items
