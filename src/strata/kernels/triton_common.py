@@ -47,7 +47,10 @@ def rint(x):
 @triton.jit
 def opaque_zero():
     """0, but the compiler cannot know: our grids have two axes at most."""
-    return tl.program_id(2)
+    if INTERPRET:
+        return 0
+    else:
+        return tl.program_id(2)
 
 
 @triton.jit
@@ -180,3 +183,12 @@ def pick(items, i):
 def tuple_of(*items):
     """The items as one compile-time tuple."""
     return items
+
+
+@triton.constexpr_function
+def interpreted_int(n):
+    """A scalar of the interpreter as a Python int; loops over it need that there.
+
+    Use only under ``if INTERPRET``: compiled kernels loop over the scalar itself.
+    """
+    return int(n.handle.data.item())
