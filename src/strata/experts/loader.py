@@ -12,13 +12,13 @@ from strata.core.errors import InputError
 from strata.experts.pieces import Piece, cut, run_pieces
 from strata.experts.store import ExpertLayer, ExpertStore, Progress, anonymous, stride_of
 from strata.formats.paging import will_need
-from strata.formats.tiles import encode_into
 from strata.kernels.expert_rows import ExpertShape, layout
 from strata.models.expert_source import PROJS, ExpertSource
 from strata.models.spec import ModelSpec, MoeSpec
+from strata.native.recode import encode_into
 
 SCRATCH_BYTES = 2 << 20
-"""Temporaries of one thread that re-codes (pieces of 2^18 weights, up to 6 bytes each)."""
+"""Temporaries of one thread that re-codes, generously."""
 
 
 def expert_shapes(spec: ModelSpec, source: ExpertSource) -> list[tuple[ExpertShape, int] | None]:

@@ -72,7 +72,7 @@ def encode_into(type_name: str, raw: U8, out: U8) -> None:
     form, weight_type = require_format(type_name), TYPES[type_name]
     plan = tile_plan(type_name, len(raw), n_cols(weight_type, raw))
     planes = _planes(form, plan, out)
-    to_stored = _stored_of(type_name)
+    to_stored = stored_of(type_name)
     out[:] = 0
     step = max(1, _PIECE_WEIGHTS // (TILE_ROWS * max(plan.n_cols, 1)))
     for first in range(0, plan.tile_rows, step):
@@ -218,7 +218,7 @@ def _scales(form: TileFormat, field: NDArray[Any], d_bits: NDArray[np.uint16] | 
 
 
 @cache
-def _stored_of(type_name: str) -> U8:
+def stored_of(type_name: str) -> U8:
     """The smallest stored code u of every code c, indexed by c as an unsigned byte."""
     found = np.zeros(256, np.uint8)
     table = require_format(type_name).code_table()

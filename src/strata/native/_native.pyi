@@ -51,6 +51,18 @@ def type_table() -> list[tuple[str, int, int, int, bool]]: ...
 def set_grid(name: str, points: int, n_bytes: int) -> bool: ...
 def dequantize(isa: str, type: str, raw: int, n_rows: int, n_cols: int, out: int) -> None: ...
 def quantize(isa: str, x: int, n_rows: int, n_cols: int, q: int, scale: int, half: int) -> None: ...
+def recode(
+    isa: str,
+    type: str,
+    rows: int,
+    n_rows: int,
+    n_cols: int,
+    bits: int,
+    stored: int,
+    out: int,
+    n_bytes: int,
+    offsets: Sequence[int],
+) -> None: ...
 def expert_layout(
     d_model: int,
     d_expert: int,

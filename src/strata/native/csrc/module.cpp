@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <tuple>
@@ -12,6 +13,7 @@
 #include "backend.h"
 #include "cpu.h"
 #include "pool.h"
+#include "recode.h"
 #include "tables.h"
 #include "work.h"
 
@@ -99,6 +101,22 @@ void check_batch(const ExpertBatch& b, int n_x, int n_out) {
                                     " entries into " + std::to_string(b.n_groups) + " groups");
     check_index("token", b.token, b.n_entries, n_x);
     check_index("row", b.row, b.n_entries, n_out);
+}
+
+// rows [n_rows, n_cols] as tiles; offsets: of codes, scales, minimums, supers in out [n_bytes]
+void recode_rows(const std::string& isa, const std::string& type_name, Address rows, int n_rows,
+                 int n_cols, int bits, Address stored, Address out, int64_t n_bytes,
+                 const std::vector<int64_t>& offsets) {
+    const std::string name = backend_of(isa).name;
+    const Recode recode = name == "avx512" ? avx512_recode() : name == "avx2" ? avx2_recode() : portable_recode();
+    const Type type = type_of(type_name);
+    const nb::gil_scoped_release release;
+    Scratch scratch;
+    std::memset(at<uint8_t>(out), 0, static_cast<size_t>(n_bytes));
+    const RecodeArgs args{type, at<uint8_t>(rows), n_rows, n_cols, bits, at<uint8_t>(stored), at<uint8_t>(out),
+                          offsets.at(0), offsets.at(1), offsets.at(2), offsets.at(3),
+                          scratch.get(static_cast<size_t>(n_cols))};
+    if (!recode(args)) throw std::invalid_argument("no tiles for weight type " + type_name);
 }
 
 // A pool with the kernels of one instruction set.
@@ -213,6 +231,7 @@ NB_MODULE(_native, m) {
     });
     m.def("dequantize", &dequantize);
     m.def("quantize", &quantize);
+    m.def("recode", &recode_rows);
     nb::class_<ExpertLayout>(m, "ExpertLayout");
     m.def("expert_layout", &make_layout);
     nb::class_<AttentionArgs>(m, "AttentionArgs");
