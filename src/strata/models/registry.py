@@ -93,12 +93,12 @@ def _by_name(ckpt: Checkpoint, name: str, table: dict[str, Family]) -> Family:
         return family
     if any(part in name.lower() for part in _VISION):
         raise UnsupportedError(
-            f"{ckpt.root}: {name!r} is a vision tower, not a language model; "
+            f"{ckpt.path}: {name!r} is a vision tower, not a language model; "
             f"give the language model's file"
         )
     near = difflib.get_close_matches(name, table, 1, 0.8)
     hint = f" (the nearest is {near[0]!r})" if near else ""
     raise UnsupportedError(
-        f"{ckpt.root}: architecture {name!r} is not supported{hint}; supported are "
+        f"{ckpt.path}: architecture {name!r} is not supported{hint}; supported are "
         f"{', '.join(sorted(table))}"
     )

@@ -164,7 +164,7 @@ def _account(
     left = [name for name in ckpt.tensors if name not in used and name not in unused]
     if unfilled or left:
         raise UnsupportedError(
-            f"{ckpt.root}: the names in the file are not those of a {spec.family} model. "
+            f"{ckpt.path}: the names in the file are not those of a {spec.family} model. "
             f"{counted(len(unfilled), 'weight')} nobody filled: {listed(unfilled) or 'none'}. "
             f"{counted(len(left), 'file tensor')} nobody used: {listed(left) or 'none'}. "
             f"Use a file in a layout that is known, or report these names"
