@@ -189,6 +189,6 @@ def tuple_of(*items):
 def interpreted_int(n):
     """A scalar of the interpreter as a Python int; loops over it need that there.
 
-    Use only under ``if INTERPRET``: compiled kernels loop over the scalar itself.
+    ``range(0, interpreted_int(n) if INTERPRET else n)``: compiled loops take the scalar itself.
     """
     return int(n.handle.data.item())
