@@ -109,15 +109,15 @@ def _step(m, q, k, v, keep, beta):
     return keep * m + k[:, None] * u[None, :], o
 
 
-@triton.jit(do_not_specialize=["full"], do_not_specialize_on_alignment=["n_tokens", "a", "b", "z"])
+@triton.jit(do_not_specialize=["full"], do_not_specialize_on_alignment=["n_tokens"])
 def gdn_kernel(
     columns, z, a, b, n_tokens, full, pos, ring, state, which, taps, decay, dt_bias, norm,
     out, out_q, out_meta, eps, COLUMN_STRIDE, Z_STRIDE, A_STRIDE,
     H: tl.constexpr, J: tl.constexpr, K: tl.constexpr, V: tl.constexpr, P: tl.constexpr,
-    TAPS: tl.constexpr, E: tl.constexpr, GROUPED: tl.constexpr, SILU: tl.constexpr, SLOTS: tl.constexpr,
-    QUANTIZE: tl.constexpr,
+    TAPS: tl.constexpr, E: tl.constexpr, GROUPED: tl.constexpr, SILU: tl.constexpr,
+    SLOTS: tl.constexpr, QUANTIZE: tl.constexpr,
 ):  # fmt: skip
-    """full 0: a window of n_tokens[0] tokens. full T: replay n_tokens[0] of its T tokens, if 0 < n < T.
+    """full 0: a window of n_tokens[0] tokens. full T: replay n of its T tokens, if 0 < n < T.
 
     One compiled kernel does both, so that a replay has the bits of a window of n tokens.
     """
@@ -205,7 +205,8 @@ def window(
         weights.taps_PN, weights.decay_J, weights.dt_bias_J, weights.norm_V,
         out_TN, *quantized_args(quantized, out_TN), weights.eps,
         columns_TN.stride(0), z_TN.stride(0), a_TJ.stride(0),
-        H=weights.n_k_heads, J=n_heads, K=k_dim, V=v_dim, P=n_taps, TAPS=max(triton.next_power_of_2(n_taps), 32 * warps * 4 // v_dim),
+        H=weights.n_k_heads, J=n_heads, K=k_dim, V=v_dim, P=n_taps,
+        TAPS=max(triton.next_power_of_2(n_taps), 32 * warps * 4 // v_dim),
         E=state.ring.shape[0], GROUPED=weights.head_order == "grouped",
         SILU=weights.output_gate == "silu", SLOTS=quantized_slots(quantized),
         QUANTIZE=quantized is not None, num_warps=warps, **EXACT,
