@@ -147,6 +147,31 @@ def test_no_rows() -> None:
     assert (out == 2).all()
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_experts_in_pieces(bias: bool) -> None:
+    """Expectation: the rows of whole blobs; matrices, and biases with scales, lie apart and odd."""
+    shape = layout(64, 96, ("Q8_0", "Q4_0", "Q5_1"), bias=bias, scales=True)
+    batch = make_batch(shape, n_experts=6, n_tokens=4, per_token=3, seed=7)
+    starts = [shape.gate_offset, shape.up_offset, shape.down_offset]
+    rest = shape.gate_bias_offset if bias else shape.scale_offset
+    starts.append(rest)
+    ends = [start + size for start, size in zip(starts, shape.matrix_bytes, strict=False)]
+    ends.append(shape.blob_bytes)
+    pieces, bases = [], []
+    for expert in batch.expert:
+        blob = batch.blobs[int(expert)]
+        for start, end in zip(starts, ends, strict=True):
+            piece = torch.empty(end - start + 2, dtype=torch.uint8)[2:]
+            pieces.append(piece.copy_(blob[start:end]))
+            bases.append(piece.data_ptr() - start)
+    expected = batch.expected()
+    batch.address = np.array(bases, np.int64).reshape(-1, 4)
+    same_bits(batch.run(pool()), expected)
+    batch.address = batch.address[:, :3]
+    with pytest.raises(EngineError, match=r"expert_addr.*expected contiguous int64 \[\d, 4\]"):
+        batch.run(pool())
+
+
 def slow_batch(groups: int = 200) -> Batch:
     """Many groups of one small expert: long work in little memory."""
     batch = make_batch(layout(256, 256, Q), n_experts=1, n_tokens=4, per_token=1)

@@ -38,6 +38,23 @@ class Pool:
         n_out: int,
         late: bool,
     ) -> int: ...
+    def submit_experts_apart(
+        self,
+        layout: ExpertLayout,
+        x: int,
+        x_stride: int,
+        n_x: int,
+        n_groups: int,
+        address: int,
+        start: int,
+        n_entries: int,
+        row: int,
+        token: int,
+        out: int,
+        out_stride: int,
+        n_out: int,
+        late: bool,
+    ) -> int: ...
     def attention(self, args: AttentionArgs) -> None: ...
     def gdn(self, args: GdnArgs) -> None: ...
     def wait(self, ticket: int) -> None: ...

@@ -40,12 +40,12 @@ def check_tensor(
         )
 
 
-def check_array(array: npt.NDArray[Any], name: str, dtype: type[np.generic], length: int) -> None:
-    """EngineError unless the array is one contiguous axis of that length and dtype."""
-    if array.dtype != dtype or array.shape != (length,) or not array.flags.c_contiguous:
+def check_array(array: npt.NDArray[Any], name: str, dtype: type[np.generic], *size: int) -> None:
+    """EngineError unless the array is contiguous, of that size and dtype."""
+    if array.dtype != dtype or array.shape != size or not array.flags.c_contiguous:
         raise EngineError(
             f"{name} is {array.dtype} {list(array.shape)}, expected contiguous "
-            f"{np.dtype(dtype)} [{length}]"
+            f"{np.dtype(dtype)} {list(size)}"
         )
 
 

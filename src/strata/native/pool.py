@@ -109,14 +109,18 @@ class CpuPool:
     ) -> int:
         """Start the experts' rows and return a ticket at once.
 
-        expert_addr int64 [G]: address of each distinct expert's blob.
+        expert_addr int64 [G]: address of each distinct expert's blob; or int64 [G, 4], for experts
+        in pieces: what the shape's offsets of gate, of up, of down, and of biases and scales count
+        from.
         start int32 [G + 1]: group g's entries are start[g] .. start[g + 1] - 1.
         row, token int32 [n]: entry i computes x_TD[token[i]] into out_RD[row[i]], each row once.
         x_TD is read before the call returns; the blobs must live, and out_RD be left alone, until
         wait(). late: after batches that are not.
         """
         n, groups = len(row), len(expert_addr)
-        check_array(expert_addr, "experts: expert_addr", np.int64, groups)
+        apart = expert_addr.ndim == 2
+        size = (groups, 4) if apart else (groups,)
+        check_array(expert_addr, "experts: expert_addr", np.int64, *size)
         check_array(start, "experts: start", np.int32, groups + 1)
         check_array(row, "experts: row", np.int32, n)
         check_array(token, "experts: token", np.int32, n)
@@ -126,7 +130,7 @@ class CpuPool:
             out_RD, "experts: out", torch.float32, (out_RD.shape[0], width), rows_apart=True
         )
         ticket: int = run(
-            self._pool.submit_experts,
+            self._pool.submit_experts_apart if apart else self._pool.submit_experts,
             self._layout(shape),
             x_TD.data_ptr(),
             x_TD.stride(0),

@@ -142,14 +142,16 @@ class PoolFace {
         else pool_->run(work);
     }
 
+    // apart: four addresses a group instead of one (work.h)
+    template <bool apart>
     uint64_t submit_experts(const ExpertLayout& layout, Address x, int64_t x_stride, int n_x, int n_groups,
                             Address address, Address start, int n_entries, Address row, Address token,
                             Address out, int64_t out_stride, int n_out, bool late) {
         const nb::gil_scoped_release release;
         const ExpertBatch batch{at<float>(x),        x_stride,           n_groups,
-                                n_entries,           at<int64_t>(address), at<int32_t>(start),
-                                at<int32_t>(row),    at<int32_t>(token), at<float>(out),
-                                out_stride};
+                                n_entries,           at<int64_t>(address), apart,
+                                at<int32_t>(start),  at<int32_t>(row),   at<int32_t>(token),
+                                at<float>(out),      out_stride};
         check_batch(batch, n_x, n_out);
         auto work = std::make_unique<ExpertWork>(backend_, pool_->workers(), layout, batch);
         return pool_->submit(std::move(work), late ? Urgency::late : Urgency::on_time);
@@ -241,7 +243,8 @@ NB_MODULE(_native, m) {
     nb::class_<PoolFace>(m, "Pool")
         .def(nb::init<const std::string&, int, std::vector<int>, int, int>())
         .def("linear", &PoolFace::linear)
-        .def("submit_experts", &PoolFace::submit_experts)
+        .def("submit_experts", &PoolFace::submit_experts<false>)
+        .def("submit_experts_apart", &PoolFace::submit_experts<true>)
         .def("attention", &PoolFace::attention)
         .def("gdn", &PoolFace::gdn)
         .def("wait", &PoolFace::wait)

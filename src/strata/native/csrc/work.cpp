@@ -108,7 +108,8 @@ ExpertWork::ExpertWork(const Backend& backend, int workers, const ExpertLayout& 
     const size_t padded = padded_32(F), h_bytes = sizeof(float) * padded * n_entries_;
     gate_ = Buffer(h_bytes);
     up_ = Buffer(h_bytes);
-    for (int g = 0; g < n_groups_; g++) blob_.push_back(reinterpret_cast<const uint8_t*>(batch.address[g]));
+    for (int i = 0; i < 4 * n_groups_; i++)
+        base_.push_back(reinterpret_cast<const uint8_t*>(batch.address[batch.apart ? i : i / 4]));
     read_activations(batch);
     float* gate = reinterpret_cast<float*>(gate_.data());
     float* up = reinterpret_cast<float*>(up_.data());
@@ -171,12 +172,12 @@ void ExpertWork::run(int phase, int task, Scratch& scratch) {
 float ExpertWork::scale_of(int group, int piece) const {
     if (layout_.scale_offset < 0) return 1.0f;
     float scale;
-    std::memcpy(&scale, blob_[group] + layout_.scale_offset + 4 * piece, 4);
+    std::memcpy(&scale, base(group, 3) + layout_.scale_offset + 4 * piece, 4);
     return scale;
 }
 
 const uint8_t* ExpertWork::bias_of(int group, int64_t offset, int first) const {
-    return offset < 0 ? nullptr : blob_[group] + offset + 4 * static_cast<int64_t>(first);
+    return offset < 0 ? nullptr : base(group, 3) + offset + 4 * static_cast<int64_t>(first);
 }
 
 void ExpertWork::gate_up(int group, int first, int count, Scratch& scratch) {
@@ -188,7 +189,7 @@ void ExpertWork::gate_up(int group, int first, int count, Scratch& scratch) {
     const auto rows = [&](Type type, int64_t offset, int piece, int64_t bias, const void* const* in,
                           float* const* out) {
         const size_t row_bytes = info(type).row_bytes(D);
-        backend_.rows({type, blob_[group] + offset + row_bytes * first, row_bytes, count, D, in, n,
+        backend_.rows({type, base(group, piece) + offset + row_bytes * first, row_bytes, count, D, in, n,
                        scale_of(group, piece), bias_of(group, bias, first), out, first},
                       memory);
     };
@@ -204,7 +205,7 @@ void ExpertWork::down(int group, int first, int count, Scratch& scratch) {
     const int e0 = start_[group], n = start_[group + 1] - e0, F = layout_.d_expert;
     if (n == 0) return;
     const size_t row_bytes = info(layout_.down_type).row_bytes(F);
-    backend_.rows({layout_.down_type, blob_[group] + layout_.down_offset + row_bytes * first, row_bytes,
+    backend_.rows({layout_.down_type, base(group, 2) + layout_.down_offset + row_bytes * first, row_bytes,
                    count, F, down_in_.data() + e0, n, scale_of(group, 2),
                    bias_of(group, layout_.down_bias_offset, first), down_out_.data() + e0, first},
                   scratch.get(backend_.scratch_bytes(layout_.down_type, F, n)));

@@ -78,7 +78,8 @@ struct ExpertBatch {
     const float* x;         // [.., D]; read while the work is made, not later
     int64_t x_stride;
     int n_groups, n_entries;
-    const int64_t* address;  // [G]
+    const int64_t* address;  // [G]: blobs; or, apart, [G][4]: bases of gate, up, down, and the rest
+    bool apart;
     const int32_t* start;    // [G + 1]
     const int32_t* row;      // [n]
     const int32_t* token;    // [n]
@@ -99,13 +100,15 @@ class ExpertWork : public Work {
     void read_activations(const ExpertBatch& batch);
     void gate_up(int group, int first, int count, Scratch& scratch);
     void down(int group, int first, int count, Scratch& scratch);
+    // What the layout's offsets of a part count from: 0 gate, 1 up, 2 down, 3 biases and scales.
+    const uint8_t* base(int group, int part) const { return base_[4 * static_cast<size_t>(group) + part]; }
     float scale_of(int group, int piece) const;
     const uint8_t* bias_of(int group, int64_t offset, int first) const;
 
     const Backend& backend_;
     const ExpertLayout layout_;
     const int n_groups_, n_entries_;
-    std::vector<const uint8_t*> blob_;    // [G]
+    std::vector<const uint8_t*> base_;    // [G][4]
     std::vector<int32_t> start_;          // [G + 1]
     std::vector<std::unique_ptr<Activations>> x_;  // one, or gate's and up's
     std::vector<const void*> gate_in_, up_in_, down_in_;  // [n]
