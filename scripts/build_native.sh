@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds strata.native._native in place for development: scripts/build_native.sh [python]
-# The python needs nanobind; the .so lands beside src/strata/native/__init__.py (git-ignored).
+# Builds the extensions of strata.native in place for development: scripts/build_native.sh [python]
+# The python needs nanobind; the .so files land beside src/strata/native/__init__.py (git-ignored).
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${1:-python3}
@@ -13,7 +13,7 @@ cmake -S "$root" -B "$build" $generator -DPython_EXECUTABLE="$(command -v "$pyth
 cmake --build "$build" --parallel "${JOBS:-2}"
 cmake --install "$build" --prefix "$build/stage" >/dev/null
 # a rename leaves processes that have the old file loaded alone
-for file in "$build"/stage/strata/native/_native*.so; do
+for file in "$build"/stage/strata/native/_*.so; do
     to="$root/src/strata/native/$(basename "$file")"
     cp "$file" "$to.new" && mv -f "$to.new" "$to" && echo "$to"
 done
