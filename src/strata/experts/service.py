@@ -16,7 +16,8 @@ import torch
 from strata.core.types import Place
 from strata.experts.fast_tier import FastTier
 from strata.experts.workers import Worker
-from strata.kernels.plan import Plan, Rule, make_plan
+from strata.kernels.plan import Plan, Rule
+from strata.kernels.plan.native import make_plan
 
 
 @dataclass

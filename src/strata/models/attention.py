@@ -16,7 +16,6 @@ from collections.abc import Mapping
 import torch
 
 from strata.kernels.ops import Ops
-from strata.kernels.pointwise import sigmoid
 from strata.memory.frame import BufferSpec, Frame
 from strata.memory.state import StateSpec
 from strata.models.parts import Part
@@ -103,33 +102,28 @@ class Attention:
     def commit(self, frame: Frame, n: int) -> None:
         """Positional and ring state need nothing."""
 
-    def _product(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        y = self._ops.linear(x, self._w[name])
-        return y + self._bias[name] if name in self._bias else y
+    def _products(self, x: torch.Tensor, outs: Mapping[str, torch.Tensor]) -> None:
+        self._ops.linears(x, [self._w[name] for name in outs], list(outs.values()))
+        for name in self._bias.keys() & outs.keys():
+            outs[name].view(x.shape[0], -1).add_(self._bias[name])
 
     def _qkv(self, frame: Frame) -> None:
         spec, x_TD = self.spec, frame["x"]
-        q = self._product(x_TD, "q")
+        q = frame["attn_q"]
         if spec.gate:
-            pair_TH2d = q.view(frame.T, spec.n_heads, 2, spec.head_dim)
-            frame["attn_q"].copy_(pair_TH2d[:, :, 0])
-            frame["attn_gate"].copy_(pair_TH2d[:, :, 1])
-        else:
-            frame["attn_q"].copy_(q.view_as(frame["attn_q"]))
-        for name in ("k", "v"):
-            buffer = frame[f"attn_{name}"]
-            buffer.copy_(self._product(x_TD, name).view_as(buffer))
+            q = x_TD.new_empty(frame.T, spec.n_heads, 2, spec.head_dim)
+        outs = {"q": q, "k": frame["attn_k"], "v": frame["attn_v"]}
+        self._products(x_TD, outs)
+        if spec.gate:
+            frame["attn_q"].copy_(q[:, :, 0])
+            frame["attn_gate"].copy_(q[:, :, 1])
 
     def _rope_append(self, frame: Frame) -> None:
-        ops, rotary = self._ops, self.spec.rotary
+        rotary, eps, turn = self.spec.rotary, self._eps, self._ops.head_rotary
         start, end = frame.start, frame.start + frame.T
-        q, k = frame["attn_q"], frame["attn_k"]
-        if self._norm:
-            q = ops.rms_norm(q, self._norm["q"], self._eps)
-            k = ops.rms_norm(k, self._norm["k"], self._eps)
-        pos_T = torch.arange(start, end, device=frame.device)
-        frame["attn_q"].copy_(ops.rotary(q, pos_T, rotary))
-        frame.state.tensor(self.layer, "k")[start:end].copy_(ops.rotary(k, pos_T, rotary))
+        q, k_cache = frame["attn_q"], frame.state.tensor(self.layer, "k")[start:end]
+        turn(q, self._norm.get("q"), eps, start, rotary, q)
+        turn(frame["attn_k"], self._norm.get("k"), eps, start, rotary, k_cache)
         frame.state.tensor(self.layer, "v")[start:end].copy_(frame["attn_v"])
 
     def _attention(self, frame: Frame) -> None:
@@ -144,7 +138,7 @@ class Attention:
         """Tokens first .. last - 1 of the window."""
         spec, end = self.spec, frame.start + last
         mask = self._indexer.mask(frame, first, last) if self._indexer else None
-        out = self._ops.attention(
+        self._ops.attention(
             frame["attn_q"][first:last],
             frame.state.tensor(self.layer, "k")[:end],
             frame.state.tensor(self.layer, "v")[:end],
@@ -153,11 +147,12 @@ class Attention:
             spec.window_tokens,
             self._sinks,
             mask,
+            frame["attn_out"][first:last],
         )
-        frame["attn_out"][first:last].copy_(out)
 
     def _out_proj(self, frame: Frame) -> None:
         out = frame["attn_out"]
         if self.spec.gate:
-            out = out * sigmoid(frame["attn_gate"])
-        frame["mixer_out"].copy_(self._product(out.reshape(frame.T, -1), "o"))
+            out = out.clone()
+            self._ops.sigmoid_times(out, frame["attn_gate"])
+        self._products(out.view(frame.T, -1), {"o": frame["mixer_out"]})

@@ -10,17 +10,16 @@ the bits of a window of exactly n tokens.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from strata.kernels.gdn import l2_norm
+from strata.kernels.gdn import ConvWeights
 from strata.kernels.ops import Ops
 from strata.memory.frame import BufferSpec, Frame
 from strata.memory.state import StateSpec
 from strata.models.parts import Part
-from strata.models.ring import assert_can_cut_back, past_columns, ring_spec, store_columns
+from strata.models.ring import assert_can_cut_back, ring_spec
 from strata.models.roles import Roles, matrix, vector
 from strata.models.spec import GdnSpec
 
@@ -52,11 +51,17 @@ class Gdn:
         self._b = matrix(roles, "gdn.b", spec.n_v_heads, d_model)
         self._out = matrix(roles, "gdn.out", d_model, self._v_width)
         taps_NP = vector(roles, "gdn.conv", (self._n_channels, spec.conv_taps), ops.dtype)
-        self._taps_PN = taps_NP.t().contiguous()
-        self._decay_J = vector(roles, "gdn.decay", (spec.n_v_heads,), ops.dtype)
-        self._dt_bias_J = vector(roles, "gdn.dt_bias", (spec.n_v_heads,), ops.dtype)
+        self._conv = ConvWeights(
+            taps_NP.t().contiguous(),
+            vector(roles, "gdn.decay", (spec.n_v_heads,), ops.dtype),
+            vector(roles, "gdn.dt_bias", (spec.n_v_heads,), ops.dtype),
+            spec.n_k_heads,
+            spec.n_v_heads,
+            spec.k_dim,
+            spec.v_dim,
+        )
         self._norm_V = vector(roles, "gdn.norm", (spec.v_dim,), ops.dtype)
-        self._key_head_J = _key_heads(spec).to(self._taps_PN.device)
+        self._key_head_J = _key_heads(spec).to(taps_NP.device)
 
     def buffers(self) -> Mapping[str, BufferSpec]:
         """Projections, and the inputs of the recurrence, which are kept until commit."""
@@ -100,43 +105,34 @@ class Gdn:
             return
         if n < frame.T:
             assert frame.keep_inputs, "only a window that keeps its inputs can be committed in part"
-            self._recurrence(frame, n)
+            self._recurrence(frame, [frame.at(name, self.layer)[:n] for name in _KEPT], None)
         frame.state.flip(self.layer, "recurrent")
 
     def _project(self, frame: Frame) -> None:
-        x_TD, linear = frame["x"], self.ops.linear
-        frame["gdn_columns"].copy_(linear(x_TD, self._qkv))
-        frame["gdn_z"].copy_(linear(x_TD, self._z).view_as(frame["gdn_z"]))
-        frame["gdn_a"].copy_(linear(x_TD, self._a))
-        frame["gdn_b"].copy_(linear(x_TD, self._b))
+        outs = (frame["gdn_columns"], frame["gdn_z"], frame["gdn_a"], frame["gdn_b"])
+        self.ops.linears(frame["x"], (self._qkv, self._z, self._a, self._b), outs)
 
     def _convolve(self, frame: Frame) -> None:
         assert_can_cut_back(frame)
-        spec = self.spec
-        ring = frame.state.tensor(self.layer, "conv")
-        columns_TN = frame["gdn_columns"]
-        past = past_columns(ring, frame.start, spec.conv_taps - 1)
-        y_TN = self.ops.causal_conv(past, columns_TN, self._taps_PN, 1)
-        store_columns(ring, frame.start, columns_TN)
-        heads = (frame.T, spec.n_k_heads, spec.k_dim)
-        q_THK = l2_norm(y_TN[:, : self._k_width].reshape(heads))
-        k_THK = l2_norm(y_TN[:, self._k_width : 2 * self._k_width].reshape(heads))
-        v = y_TN[:, 2 * self._k_width :]
-        keep_TJ, beta_TJ = self.ops.gdn_gates(
-            frame["gdn_a"], frame["gdn_b"], self._decay_J, self._dt_bias_J
+        self.ops.gdn_inputs(
+            frame.state.tensor(self.layer, "conv"),
+            frame.start,
+            frame["gdn_columns"],
+            frame["gdn_a"],
+            frame["gdn_b"],
+            self._conv,
+            [frame.at(name, self.layer) for name in _KEPT],
         )
-        made = (q_THK / math.sqrt(spec.k_dim), k_THK, v, keep_TJ, beta_TJ)
-        for name, value in zip(_KEPT, made, strict=True):
-            buffer = frame.at(name, self.layer)
-            buffer.copy_(value.reshape(buffer.shape))
 
     def _recur(self, frame: Frame) -> None:
-        frame["gdn_o"].copy_(self._recurrence(frame, frame.T))
+        self._recurrence(frame, [frame.at(n, self.layer) for n in _KEPT], frame["gdn_o"])
 
-    def _recurrence(self, frame: Frame, n: int) -> torch.Tensor:
-        """The rule over the first n tokens, from the committed state into the copy beside it."""
-        q, k, v, keep, beta = (frame.at(name, self.layer)[:n] for name in _KEPT)
-        return self.ops.gdn_recurrence(
+    def _recurrence(
+        self, frame: Frame, kept: Sequence[torch.Tensor], out: torch.Tensor | None
+    ) -> None:
+        """The rule over the kept inputs, from the committed state into the copy beside it."""
+        q, k, v, keep, beta = kept
+        self.ops.gdn_recurrence(
             q,
             k,
             v,
@@ -145,13 +141,14 @@ class Gdn:
             self._key_head_J,
             frame.state.front(self.layer, "recurrent"),
             frame.state.back(self.layer, "recurrent"),
+            out,
         )
 
     def _finish(self, frame: Frame) -> None:
         y_TJV = self.ops.gated_norm(
             frame["gdn_o"], frame["gdn_z"], self._norm_V, self._eps, self.spec.output_gate
         )
-        frame["mixer_out"].copy_(self.ops.linear(y_TJV.flatten(1), self._out))
+        self.ops.linears(y_TJV.flatten(1), (self._out,), (frame["mixer_out"],))
 
 
 def _key_heads(spec: GdnSpec) -> torch.Tensor:

@@ -112,30 +112,25 @@ class Mla:
     def commit(self, frame: Frame, n: int) -> None:
         """Positional state needs nothing."""
 
-    def _positions(self, frame: Frame) -> torch.Tensor:
-        return torch.arange(frame.start, frame.start + frame.T, device=frame.device)
-
     def _q_proj(self, frame: Frame) -> None:
         ops, spec, x = self._ops, self.spec, frame["x"]
+        out = frame["mla_q"]
         if self._q_norm is None:
-            q = ops.linear(x, self._w["q"])
+            ops.linears(x, (self._w["q"],), (out,))
         else:
             low = ops.rms_norm(ops.linear(x, self._w["q_a"]), self._q_norm, self._eps)
-            q = ops.linear(low, self._w["q_b"])
-        out = frame["mla_q"]
-        out.copy_(q.view_as(out))
+            ops.linears(low, (self._w["q_b"],), (out,))
         q_rope = out[..., spec.nope_dim :]
-        q_rope.copy_(ops.rotary(q_rope, self._positions(frame), spec.rotary))
+        ops.head_rotary(q_rope, None, self._eps, frame.start, spec.rotary, q_rope)
 
     def _latent_append(self, frame: Frame) -> None:
         ops, rank = self._ops, self.spec.kv_lora_rank
         row = ops.linear(frame["x"], self._w["kv_a"])
         latent = ops.rms_norm(row[:, :rank], self._kv_norm, self._eps)
+        cache = frame.state.tensor(self.layer, "latent")[frame.start : frame.start + frame.T]
+        cache[:, 0, :rank].copy_(latent)
         rope = row[:, rank:].unsqueeze(1)
-        rope = ops.rotary(rope, self._positions(frame), self.spec.rotary).squeeze(1)
-        cache = frame.state.tensor(self.layer, "latent")[frame.start : frame.start + frame.T, 0]
-        cache[:, :rank].copy_(latent)
-        cache[:, rank:].copy_(rope)
+        ops.head_rotary(rope, None, self._eps, frame.start, self.spec.rotary, cache[..., rank:])
 
     def _attention(self, frame: Frame) -> None:
         for first in range(0, frame.T, _ATTEND_TOKENS):
@@ -160,4 +155,4 @@ class Mla:
 
     def _out_proj(self, frame: Frame) -> None:
         out = frame["mla_out"].reshape(frame.T, -1)
-        frame["mixer_out"].copy_(self._ops.linear(out, self._w["o"]))
+        self._ops.linears(out, (self._w["o"],), (frame["mixer_out"],))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from strata.kernels.ops import Ops
-from strata.kernels.pointwise import sigmoid, silu
 from strata.kernels.router import route as route_kernel
 from strata.kernels.weight import Weight
 from strata.memory.frame import Frame
@@ -64,10 +63,9 @@ class MoeFfn:
 
         def run(frame: Frame) -> None:
             logits_TE = self._ops.linear(frame["ffn_x"], self._router)
-            expert_TK, weight_TK = route(logits_TE, self.spec, self._bias, self._correction)
-            n_rows = expert_TK.numel()
-            frame["expert"][:n_rows] = expert_TK.flatten()
-            frame["weight"][:n_rows] = weight_TK.flatten()
+            n = frame.T * self.spec.n_active
+            expert_R, weight_R = frame["expert"][:n], frame["weight"][:n]
+            self._ops.route(logits_TE, self.spec, self._bias, self._correction, expert_R, weight_R)
 
         return Part("router", ("ffn_x",), ("expert", "weight"), run)
 
@@ -78,11 +76,9 @@ class MoeFfn:
             return None
 
         def run(frame: Frame) -> None:
-            x_TD = frame["ffn_x"]
-            y_TD = shared.apply(x_TD)
-            if gate is not None:
-                y_TD = sigmoid(self._ops.linear(x_TD, gate)) * y_TD
-            frame["shared_out"].copy_(y_TD)
+            gate_T1 = shared.apply(frame["ffn_x"], frame["shared_out"], gate)
+            if gate_T1 is not None:
+                self._ops.sigmoid_times(frame["shared_out"], gate_T1)
 
         return Part("shared_expert", ("ffn_x",), ("shared_out",), run)
 
@@ -100,7 +96,7 @@ class DenseFfn:
         """Reads ffn_x, writes ffn_out."""
 
         def run(frame: Frame) -> None:
-            frame["ffn_out"].copy_(self._ffn.apply(frame["ffn_x"]))
+            self._ffn.apply(frame["ffn_x"], frame["ffn_out"])
 
         return Part("dense_ffn", ("ffn_x",), ("ffn_out",), run)
 
@@ -114,8 +110,19 @@ class _GatedFfn:
         self._up = matrix(roles, f"{prefix}.up", width, d_model)
         self._down = matrix(roles, f"{prefix}.down", d_model, width)
 
-    def apply(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """[T, D] -> [T, D]."""
-        linear = self._ops.linear
-        hidden_TF = silu(linear(x_TD, self._gate)) * linear(x_TD, self._up)
-        return linear(hidden_TF, self._down)
+    def apply(
+        self, x_TD: torch.Tensor, out_TD: torch.Tensor, beside: Weight | None = None
+    ) -> torch.Tensor | None:
+        """Fill out; returns another product of x, [T, beside.n_rows], if one is asked for."""
+        ops, n_tokens = self._ops, x_TD.shape[0]
+        gate_TF = x_TD.new_empty(n_tokens, self._gate.n_rows)
+        up_TF = torch.empty_like(gate_TF)
+        other = None
+        if beside is None:
+            ops.linears(x_TD, (self._gate, self._up), (gate_TF, up_TF))
+        else:
+            other = x_TD.new_empty(n_tokens, beside.n_rows)
+            ops.linears(x_TD, (self._gate, self._up, beside), (gate_TF, up_TF, other))
+        ops.silu_times(gate_TF, up_TF)
+        ops.linears(gate_TF, (self._down,), (out_TD,))
+        return other

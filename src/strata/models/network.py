@@ -86,7 +86,7 @@ class Network:
         def run(frame: Frame) -> None:
             x = frame["head_x"][frame.T - frame.n_head :]
             if frame.n_head:
-                frame["logits"].copy_(self.ops.linear(x, self.head))
+                self.ops.linears(x, (self.head,), (frame["logits"],))
 
         return Part("head", ("head_x",), ("logits",), run)
 

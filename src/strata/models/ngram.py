@@ -17,13 +17,12 @@ import torch
 
 from strata.core.errors import FormatError
 from strata.kernels.embed import lookup
-from strata.kernels.ngram import gate
 from strata.kernels.ops import Ops
 from strata.kernels.weight import Weight
 from strata.memory.frame import Frame
 from strata.memory.state import StateSpec
 from strata.models.parts import Part
-from strata.models.ring import assert_can_cut_back, past_columns, ring_spec, store_columns
+from strata.models.ring import assert_can_cut_back, ring_spec
 from strata.models.roles import Roles, matrix, vector
 from strata.models.spec import ModelSpec, NgramSpec
 
@@ -81,22 +80,23 @@ class Ngram:
             rows = slice(start, start + _BLOCK_TOKENS)
             position = frame.start + start
             residual = frame["residual"][rows]
-            u_TN = self._gated_value(residual.flatten(1), frame["ngram_rows"][rows])
+            u_TN = self._gated_value(residual, frame["ngram_rows"][rows])
             column_TN = self.ops.rms_norm(u_TN, self._norm_conv, self._eps, self._streams)
-            past = past_columns(ring, position, self._n_past)
-            y_TN = self.ops.causal_conv(past, column_TN, self._taps_PN, self.spec.dilation)
-            store_columns(ring, position, column_TN)
-            residual += (u_TN + y_TN).view_as(residual)
+            self.ops.ngram_conv(
+                ring, position, column_TN, self._taps_PN, self.spec.dilation, u_TN,
+                residual.flatten(1),
+            )  # fmt: skip
 
-    def _gated_value(self, streams_TN: torch.Tensor, rows_TE: torch.Tensor) -> torch.Tensor:
+    def _gated_value(self, streams_TCD: torch.Tensor, rows_TE: torch.Tensor) -> torch.Tensor:
         """u = gate of each stream times the value, [T, C * D] (E: width of the gathered rows)."""
-        ops, shape = self.ops, (-1, self._streams, self._d_model)
-        rows_TE = rows_TE.to(ops.dtype)
-        key = ops.rms_norm(ops.linear(rows_TE, self._key), self._norm_key, self._eps, self._streams)
-        query = ops.rms_norm(streams_TN, self._norm_query, self._eps, self._streams)
-        gate_TC = gate(key.view(shape), query.view(shape))
-        value_TD = ops.linear(rows_TE, self._value)
-        return (gate_TC.unsqueeze(-1) * value_TD.unsqueeze(1)).flatten(1)
+        ops, eps, streams = self.ops, self._eps, self._streams
+        key_TN = streams_TCD.new_empty(streams_TCD.shape[0], streams * self._d_model)
+        value_TD = key_TN.new_empty(key_TN.shape[0], self._d_model)
+        ops.linears(rows_TE.to(ops.dtype), (self._key, self._value), (key_TN, value_TD))
+        key_TN = ops.rms_norm(key_TN, self._norm_key, eps, streams)
+        query_TN = ops.rms_norm(streams_TCD.flatten(1), self._norm_query, eps, streams)
+        u_TCD = ops.ngram_gate(key_TN.view_as(streams_TCD), query_TN.view_as(streams_TCD), value_TD)
+        return u_TCD.flatten(1)
 
 
 def _table(spec: NgramSpec, roles: Roles) -> Weight:

@@ -23,11 +23,10 @@ import torch
 
 from strata.core.errors import FormatError
 from strata.kernels.ops import Ops
-from strata.kernels.qsa import token_mask
 from strata.memory.frame import BufferSpec, Frame
 from strata.memory.state import StateSpec
 from strata.models.parts import Part
-from strata.models.ring import assert_can_cut_back, past_columns, ring_spec, store_columns
+from strata.models.ring import assert_can_cut_back, ring_spec
 from strata.models.roles import Roles, matrix, vector
 from strata.models.spec import IndexerSpec, RotarySpec
 
@@ -97,32 +96,26 @@ class Indexer:
         if self.drops_nothing(frame):
             return None
         blocks = frame["index_blocks"][first:end]
-        return token_mask(blocks, frame.start + first, frame.start + end, self.spec.block_tokens)
+        return self._ops.token_mask(
+            blocks, frame.start + first, frame.start + end, self.spec.block_tokens
+        )
 
     def _index(self, frame: Frame) -> None:
-        ops, start, n_tokens = self._ops, frame.start, frame.T
-        n_heads, dim = self.spec.n_heads, self.spec.head_dim
-        x_TD = frame["x"]
-        pos_T = torch.arange(start, start + n_tokens, device=frame.device)
-        q_TId = ops.linear(x_TD, self._q).view(n_tokens, n_heads, dim)
-        q_TId = ops.rms_norm(q_TId, self._q_norm, self._eps)
-        frame["index_q"].copy_(ops.rotary(q_TId, pos_T, self._rotary))
-        self._append(frame, ops.linear(x_TD, self._k))
-
-    def _append(self, frame: Frame, raw_Td: torch.Tensor) -> None:
-        """Keys of the blocks that this window completes; then the raw keys into the ring."""
         assert_can_cut_back(frame)
-        r, start = self.spec.block_tokens, frame.start
-        ring = frame.state.tensor(self.layer, "index_ring")
-        first, end = start // r, (start + frame.T) // r
-        if end > first:
-            # the window's own keys come from the window: a chunk may be longer than the ring
-            before = past_columns(ring, start, start - first * r)
-            raw_mrd = torch.cat([before, raw_Td])[: (end - first) * r].view(end - first, r, -1)
-            first_m = torch.arange(first, end, device=frame.device) * r
-            keys = self._ops.block_keys(raw_mrd, self._k_norm, self._eps, first_m, self._rotary)
-            frame.state.tensor(self.layer, "block_keys")[first:end].copy_(keys)
-        store_columns(ring, start, raw_Td)
+        ops, q_TId, x_TD = self._ops, frame["index_q"], frame["x"]
+        raw_Td = x_TD.new_empty(frame.T, self.spec.head_dim)
+        ops.linears(x_TD, (self._q, self._k), (q_TId, raw_Td))
+        ops.head_rotary(q_TId, self._q_norm, self._eps, frame.start, self._rotary, q_TId)
+        ops.append_keys(
+            frame.state.tensor(self.layer, "index_ring"),
+            frame.start,
+            raw_Td,
+            self.spec.block_tokens,
+            self._k_norm,
+            self._eps,
+            self._rotary,
+            frame.state.tensor(self.layer, "block_keys"),
+        )
 
     def _select(self, frame: Frame) -> None:
         if self.drops_nothing(frame):
@@ -130,5 +123,5 @@ class Indexer:
         r = self.spec.block_tokens
         n_blocks = (frame.start + frame.T) // r
         keys = frame.state.tensor(self.layer, "block_keys")[:n_blocks]
-        kept = self._ops.select_blocks(frame["index_q"], keys, frame.start, r, self.budget_blocks)
-        frame["index_blocks"].copy_(kept)
+        kept = frame["index_blocks"]
+        self._ops.select_blocks(frame["index_q"], keys, frame.start, r, self.budget_blocks, kept)

@@ -12,8 +12,6 @@ from typing import Literal, Protocol
 
 import torch
 
-from strata.kernels.embed import lookup
-from strata.kernels.hyper import coefficients, rank_gate, write
 from strata.kernels.ops import Ops
 from strata.memory.frame import BufferSpec, Frame
 from strata.models.parts import Part
@@ -99,7 +97,7 @@ class PlainResidual:
         """residual = table row of each id."""
 
         def run(frame: Frame) -> None:
-            frame["residual"].copy_(lookup(self._embed, frame["ids"], self._ops.dtype))
+            frame["residual"].copy_(self._ops.lookup(self._embed, frame["ids"], self._ops.dtype))
 
         return Part("embed", ("ids",), ("residual",), run)
 
@@ -113,7 +111,7 @@ class PlainResidual:
 
     def _norm_part(self, name: str, weight: torch.Tensor, target: str) -> Part:
         def run(frame: Frame) -> None:
-            frame[target].copy_(self._ops.rms_norm(frame["residual"], weight, self._eps))
+            self._ops.rms_norm(frame["residual"], weight, self._eps, out=frame[target])
 
         return Part(name, ("residual",), (target,), run)
 
@@ -150,15 +148,27 @@ class _Read:
         self, streams_TCD: torch.Tensor, x_TD: torch.Tensor, coeff_TC: torch.Tensor | None
     ) -> None:
         """Fill x and coeff from the streams."""
-        ops = self._ops
+        if streams_TCD.shape[0] <= _BLOCK_TOKENS:
+            self._block(streams_TCD, x_TD, coeff_TC)
+            return
         for rows in _blocks(streams_TCD.shape[0]):
-            streams = streams_TCD[rows]
-            normed = ops.rms_norm(streams.flatten(1), self._norm, self._eps, self._streams)
-            rank = rank_gate(ops.linear(normed, self._down), self._streams)
-            gate = ops.linear(rank, self._up)
-            x_TD[rows] = ops.stream_mix(normed.view_as(streams), gate.view_as(streams))
-            if self._inject is not None and coeff_TC is not None:
-                coeff_TC[rows] = coefficients(ops.linear(normed, self._inject), self._streams)
+            coeff = None if coeff_TC is None else coeff_TC[rows]
+            self._block(streams_TCD[rows], x_TD[rows], coeff)
+
+    def _block(
+        self, streams_TCD: torch.Tensor, x_TD: torch.Tensor, coeff_TC: torch.Tensor | None
+    ) -> None:
+        ops = self._ops
+        normed_TN = ops.rms_norm(streams_TCD.flatten(1), self._norm, self._eps, self._streams)
+        low_TR = normed_TN.new_empty(normed_TN.shape[0], self._down.n_rows)
+        if self._inject is None or coeff_TC is None:
+            coeff_TC = None
+            ops.linears(normed_TN, (self._down,), (low_TR,))
+        else:
+            ops.linears(normed_TN, (self._down, self._inject), (low_TR, coeff_TC))
+        ops.read_gates(low_TR, coeff_TC, self._streams)
+        gate_TN = ops.linear(low_TR, self._up)
+        ops.stream_mix(normed_TN.view_as(streams_TCD), gate_TN.view_as(streams_TCD), x_TD)
 
 
 class HyperResidual:
@@ -189,7 +199,7 @@ class HyperResidual:
         """Every stream starts as the table row of the id."""
 
         def run(frame: Frame) -> None:
-            row_TD = lookup(self._embed, frame["ids"], self._ops.dtype)
+            row_TD = self._ops.lookup(self._embed, frame["ids"], self._ops.dtype)
             frame["residual"].copy_(row_TD.unsqueeze(1).expand_as(frame["residual"]))
 
         return Part("embed", ("ids",), ("residual",), run)
@@ -225,8 +235,11 @@ class HyperResidual:
     ) -> None:
         """Stream c += coeff[c] * late, on the raw streams."""
         assert coeff_TC is not None, "hyper-connections write with the coefficients of a read"
+        if residual.shape[0] <= _BLOCK_TOKENS:
+            self._ops.stream_write(residual, late_TD, coeff_TC)
+            return
         for rows in _blocks(residual.shape[0]):
-            write(residual[rows], late_TD[rows], coeff_TC[rows])
+            self._ops.stream_write(residual[rows], late_TD[rows], coeff_TC[rows])
 
 
 def _blocks(n_tokens: int) -> Iterator[slice]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import torch
 
+from strata.kernels.ring import past_columns, store_columns
 from strata.memory.frame import Frame
 from strata.memory.state import StateSpec
+
+__all__ = ["MAX_WINDOW_TOKENS", "assert_can_cut_back", "past_columns", "ring_spec", "store_columns"]
 
 MAX_WINDOW_TOKENS = 16
 """Longest window of which a part may be rejected: twice the longest verify window."""
@@ -19,22 +22,6 @@ MAX_WINDOW_TOKENS = 16
 def ring_spec(n_columns_read: int, width: int, dtype: torch.dtype) -> StateSpec:
     """State of a part that reads the n_columns_read columns before its window."""
     return StateSpec("ring", (width,), dtype, ring_entries=n_columns_read + MAX_WINDOW_TOKENS)
-
-
-def past_columns(ring: torch.Tensor, start: int, n: int) -> torch.Tensor:
-    """Columns of positions start - n .. start - 1 as [n, width], oldest first."""
-    position = torch.arange(start - n, start, device=ring.device)
-    columns = ring.index_select(0, position % ring.shape[0])
-    columns[: max(0, n - start)] = 0
-    return columns
-
-
-def store_columns(ring: torch.Tensor, start: int, x_TN: torch.Tensor) -> None:
-    """Store columns of positions start and up; of more than the ring holds, the last ones."""
-    n = min(x_TN.shape[0], ring.shape[0])
-    end = start + x_TN.shape[0]
-    position = torch.arange(end - n, end, device=ring.device)
-    ring[position % ring.shape[0]] = x_TN[x_TN.shape[0] - n :]
 
 
 def assert_can_cut_back(frame: Frame) -> None:

@@ -168,13 +168,17 @@ class CpuPool:
         window_tokens: int | None = None,
         sinks_H: torch.Tensor | None = None,
         selected_Tn: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``kernels/attention`` in f32: [T, H, dv].
 
         Caches of one dtype, f32, f16 or bf16, their last axis contiguous; selected bool or uint8.
         """
         n_tokens, n_heads, _ = q_THd.shape
-        out = q_THd.new_empty(n_tokens, n_heads, v_nGv.shape[2])
+        size = (n_tokens, n_heads, v_nGv.shape[2])
+        if out is None:
+            out = q_THd.new_empty(size)
+        check_tensor(out, "attention: out", torch.float32, size)
         sinks = None if sinks_H is None else sinks_H.to(torch.float32).contiguous()
         args = attention_args(
             q_THd, k_nGd, v_nGv, start, scale, window_tokens or 0, sinks, selected_Tn, out
@@ -192,9 +196,12 @@ class CpuPool:
         key_head_J: torch.Tensor,
         state_in_JKV: torch.Tensor,
         state_out_JKV: torch.Tensor,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``kernels/gdn`` recurrence in f32: o_TJV; the last state goes to state_out."""
-        out = torch.empty_like(v_TJV)
+        if out is None:
+            out = torch.empty_like(v_TJV)
+        check_tensor(out, "gdn: out", torch.float32, tuple(v_TJV.shape))
         key_head = key_head_J.to(torch.int32).contiguous()
         args = gdn_args(
             q_THK, k_THK, v_TJV, keep_TJ, beta_TJ, key_head, state_in_JKV, state_out_JKV, out

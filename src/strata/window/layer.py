@@ -16,7 +16,7 @@ import torch
 
 from strata.core.types import Place
 from strata.experts.service import ExpertService
-from strata.kernels.combine import combine
+from strata.kernels.ops import Ops
 from strata.kernels.plan import Rule
 from strata.memory.frame import BufferSpec, Frame
 from strata.models.network import MoeFfn, Network
@@ -120,7 +120,7 @@ def _moe_half(
     service: ExpertService,
     rules: Sequence[Rule],
 ) -> None:
-    frame, n_active = builder.frame, ffn.spec.n_active
+    frame, n_active, ops = builder.frame, ffn.spec.n_active, network.ops
     builder.part(layer, network.residual.read("ffn", layer))
     builder.part(layer, ffn.router_part())
     builder.step(
@@ -161,14 +161,14 @@ def _moe_half(
         layer,
         ("rows", "cpu_rows", "plan"),
         ("rows",),
-        lambda: _add_rows(service, frame, layer, Place.CPU, frame["cpu_rows"]),
+        lambda: _add_rows(ops, service, frame, layer, Place.CPU, frame["cpu_rows"]),
     )
     builder.step(
         "combine",
         layer,
         ("rows", "weight", "plan", *(("shared_out",) if shared is not None else ())),
         ("ffn_out",),
-        lambda: _combine(frame, n_active, shared is not None),
+        lambda: _combine(ops, frame, n_active, shared is not None),
     )
 
 
@@ -185,20 +185,23 @@ def _fast_rows(service: ExpertService, frame: Frame, layer: int) -> None:
 
 
 def _add_rows(
-    service: ExpertService, frame: Frame, layer: int, place: Place, source_RD: torch.Tensor
+    ops: Ops,
+    service: ExpertService,
+    frame: Frame,
+    layer: int,
+    place: Place,
+    source_RD: torch.Tensor,
 ) -> None:
     groups = service.of(layer).groups.get(place)
-    if groups is None:
-        return
-    row = torch.from_numpy(groups.row).long()
-    frame["rows"][row] = source_RD[row]
+    if groups is not None:
+        ops.copy_rows(groups.row, source_RD, frame["rows"])
 
 
-def _combine(frame: Frame, n_active: int, with_shared: bool) -> None:
+def _combine(ops: Ops, frame: Frame, n_active: int, with_shared: bool) -> None:
     n_rows = frame.T * n_active
-    out = combine(
+    ops.combine(
         frame["rows"][:n_rows],
         frame["weight"][:n_rows].view(frame.T, n_active),
-        shared_TD=frame["shared_out"] if with_shared else None,
+        frame["shared_out"] if with_shared else None,
+        frame["ffn_out"],
     )
-    frame["ffn_out"].copy_(out)

@@ -14,8 +14,9 @@ widened to q's. n = start + T: the caches are cut at the window's last token, so
 can be read. Heads and dims are contiguous, the row stride is free (v may be the front of k's
 rows). window_tokens: None = all. sinks_H: [H] logits or None. selected_Tn: bool [T, n], or None =
 all; every token needs at least one position that it sees.
-Returns [T, H, dv] in q's dtype. The work for one token never involves another token, so its bits
-do not depend on T; a mask that is true for all it sees gives the same bits as None.
+Returns [T, H, dv] in q's dtype, in a last argument ``out`` if given. The work for one token never
+involves another token, so its bits do not depend on T; a mask that is true for all it sees gives
+the same bits as None.
 """
 
 from strata.kernels.attention.ref import attention

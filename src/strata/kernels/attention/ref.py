@@ -37,13 +37,16 @@ def attention(
     window_tokens: int | None = None,
     sinks_H: torch.Tensor | None = None,
     selected_Tn: torch.Tensor | None = None,
+    out_THv: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Every token of the window over the positions it may see, [T, H, dv]."""
     assert len(k_nGd) == len(v_nGv) == start + len(q_THd), "caches end at the window's last token"
     dtype = q_THd.dtype
     k, v = k_nGd.to(dtype), v_nGv.to(dtype)
     sinks = None if sinks_H is None else sinks_H.to(dtype)
-    out = q_THd.new_empty(q_THd.shape[0], q_THd.shape[1], v.shape[-1])
+    out = out_THv
+    if out is None:
+        out = q_THd.new_empty(q_THd.shape[0], q_THd.shape[1], v.shape[-1])
     for t in range(q_THd.shape[0]):
         end = start + t + 1
         first = 0 if window_tokens is None else max(0, end - window_tokens)

@@ -5,8 +5,9 @@
 
 Two roundings per rank and a fixed order, so it does not matter where a row was computed
 (docs/decisions/001-numerics-contract.md section 6). Skipped rows are left out, whatever they hold.
+copy_rows(index, source, out) brings the rows of one place into the rows of all.
 """
 
-from strata.kernels.combine.ref import combine
+from strata.kernels.combine.ref import combine, copy_rows
 
-__all__ = ["combine"]
+__all__ = ["combine", "copy_rows"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -10,6 +12,7 @@ def combine(
     weight_TK: torch.Tensor,
     valid_R: torch.Tensor | None = None,
     shared_TD: torch.Tensor | None = None,
+    out_TD: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sum of each token's rows in rank order: [T, D] in the dtype of rows_RD.
 
@@ -30,4 +33,12 @@ def combine(
             acc_TD = added
         else:
             acc_TD = torch.where(valid_R.view(n_tokens, n_active)[:, j, None], added, acc_TD)
-    return acc_TD
+    return acc_TD if out_TD is None else out_TD.copy_(acc_TD)
+
+
+def copy_rows(
+    index_n: npt.NDArray[np.int32], source_RD: torch.Tensor, out_RD: torch.Tensor
+) -> None:
+    """out[i] = source[i] for every i of the index."""
+    index = torch.from_numpy(index_n).long()
+    out_RD[index] = source_RD[index]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
 from strata.kernels.blocks import row_blocks
 from strata.kernels.pointwise import exp, sigmoid, silu, softplus
+from strata.kernels.ring import past_columns, store_columns
 from strata.kernels.rms_norm import rms_norm
 
 L2_EPS = 1e-6
@@ -41,6 +46,41 @@ def gates(
     return keep_TJ, sigmoid(b_TJ)
 
 
+@dataclass(frozen=True)
+class ConvWeights:
+    """What ``inputs`` needs besides activations; N = 2 * n_k_heads * k_dim + n_v_heads * v_dim."""
+
+    taps_PN: torch.Tensor
+    decay_J: torch.Tensor
+    dt_bias_J: torch.Tensor
+    n_k_heads: int
+    n_v_heads: int
+    k_dim: int
+    v_dim: int
+
+
+def inputs(
+    ring_XN: torch.Tensor,
+    start: int,
+    columns_TN: torch.Tensor,
+    a_TJ: torch.Tensor,
+    b_TJ: torch.Tensor,
+    w: ConvWeights,
+    out: Sequence[torch.Tensor],
+) -> None:
+    """The inputs of the recurrence from the projections; columns go into the ring."""
+    past = past_columns(ring_XN, start, w.taps_PN.shape[0] - 1)
+    y_TN = causal_conv(past, columns_TN, w.taps_PN, 1)
+    store_columns(ring_XN, start, columns_TN)
+    k_width, heads = w.n_k_heads * w.k_dim, (-1, w.n_k_heads, w.k_dim)
+    q_THK = l2_norm(y_TN[:, :k_width].reshape(heads)) / math.sqrt(w.k_dim)
+    k_THK = l2_norm(y_TN[:, k_width : 2 * k_width].reshape(heads))
+    keep_TJ, beta_TJ = gates(a_TJ, b_TJ, w.decay_J, w.dt_bias_J)
+    made = (q_THK, k_THK, y_TN[:, 2 * k_width :], keep_TJ, beta_TJ)
+    for buffer, value in zip(out, made, strict=True):
+        buffer.copy_(value.reshape(buffer.shape))
+
+
 def recurrence(
     q_THK: torch.Tensor,
     k_THK: torch.Tensor,
@@ -50,12 +90,13 @@ def recurrence(
     key_head_J: torch.Tensor,
     state_in_JKV: torch.Tensor,
     state_out_JKV: torch.Tensor,
+    out_TJV: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The gated delta rule over T tokens; returns o_TJV, leaves the new state in state_out."""
     state = state_out_JKV
     if state.data_ptr() != state_in_JKV.data_ptr():
         state.copy_(state_in_JKV)
-    o_TJV = torch.empty_like(v_TJV)
+    o_TJV = torch.empty_like(v_TJV) if out_TJV is None else out_TJV
     for t in range(v_TJV.shape[0]):
         q_JK1 = q_THK[t].index_select(0, key_head_J).unsqueeze(-1)
         k_JK1 = k_THK[t].index_select(0, key_head_J).unsqueeze(-1)
@@ -67,11 +108,16 @@ def recurrence(
 
 
 def gated_norm(
-    o_TJV: torch.Tensor, z_TJV: torch.Tensor, weight_V: torch.Tensor, eps: float, gate: str
+    o_TJV: torch.Tensor,
+    z_TJV: torch.Tensor,
+    weight_V: torch.Tensor,
+    eps: float,
+    gate: str,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """RMS norm over V, times the plain weight, times silu(z) or sigmoid(z)."""
     opened = silu if gate == "silu" else sigmoid
-    y_TJV = torch.empty_like(o_TJV)
+    y_TJV = torch.empty_like(o_TJV) if out is None else out
     for rows in row_blocks(o_TJV.shape[0], o_TJV.shape[1] * o_TJV.shape[2]):
         y_TJV[rows] = rms_norm(o_TJV[rows], weight_V, eps) * opened(z_TJV[rows])
     return y_TJV

@@ -6,6 +6,7 @@ inject [C, C*D]:
     a = rank_gate(down n, C)                     silu(y / C)
     x = mix(n, up a)                             mean over the streams of sigmoid(g) * n
     w = coefficients(inject n, C)                2 * sigmoid(y / C), one per stream
+read_gates(down n, inject n, C) makes a and w of the products, in place.
 x is a mean of the normed streams, not of the raw ones.
 The WRITE  write(S, y_TD, w_TC):  S[t, c] += w[t, c] * y[t], in place, on the raw streams.
 
@@ -14,6 +15,6 @@ Source: Qwen4-Exp's gated residual in transformers; the division by C stands ins
 nonlinearities.
 """
 
-from strata.kernels.hyper.ref import coefficients, mix, rank_gate, write
+from strata.kernels.hyper.ref import coefficients, mix, rank_gate, read_gates, write
 
-__all__ = ["coefficients", "mix", "rank_gate", "write"]
+__all__ = ["coefficients", "mix", "rank_gate", "read_gates", "write"]

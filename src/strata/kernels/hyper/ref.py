@@ -13,10 +13,19 @@ def rank_gate(down_TR: torch.Tensor, n_streams: int) -> torch.Tensor:
     return silu(down_TR / n_streams)
 
 
-def mix(normed_TCD: torch.Tensor, gate_TCD: torch.Tensor) -> torch.Tensor:
-    """Mean over the streams of sigmoid(gate) * normed -> [T, D]."""
+def read_gates(low_TR: torch.Tensor, coeff_TC: torch.Tensor | None, n_streams: int) -> None:
+    """In place: rank_gate of low, coefficients of coeff."""
+    low_TR.copy_(rank_gate(low_TR, n_streams))
+    if coeff_TC is not None:
+        coeff_TC.copy_(coefficients(coeff_TC, n_streams))
+
+
+def mix(
+    normed_TCD: torch.Tensor, gate_TCD: torch.Tensor, out_TD: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Mean over the streams of sigmoid(gate) * normed -> [T, D], in out if given."""
     n_tokens, n_streams, width = normed_TCD.shape
-    x_TD = normed_TCD.new_empty(n_tokens, width)
+    x_TD = normed_TCD.new_empty(n_tokens, width) if out_TD is None else out_TD
     for rows in row_blocks(n_tokens, n_streams * width):
         gated = sigmoid(gate_TCD[rows]) * normed_TCD[rows]
         total = gated[:, 0]

@@ -31,6 +31,16 @@ def softplus(x: torch.Tensor) -> torch.Tensor:
     return _on_whole_vectors(F.softplus, x)
 
 
+def silu_times(gate: torch.Tensor, up: torch.Tensor) -> None:
+    """gate becomes silu(gate) * up."""
+    gate.copy_(silu(gate) * up)
+
+
+def sigmoid_times(y: torch.Tensor, gate: torch.Tensor) -> None:
+    """y becomes y * sigmoid(gate); gate broadcasts."""
+    y *= sigmoid(gate)
+
+
 def _on_whole_vectors(
     function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
 ) -> torch.Tensor:

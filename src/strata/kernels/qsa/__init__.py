@@ -6,6 +6,10 @@ block_keys(raw_mrd, weight_d, eps, first_m, spec) -> [m, d]
     position order. weight_d: full norm weight. first_m: [m] int64 positions. The mean adds the
     tokens in order. A key depends on its own r tokens only.
 
+append_keys(ring_Xd, start, raw_Td, block_tokens, weight_d, eps, spec, key_Bd)
+    block_keys of the blocks that the tokens at positions start and up complete, into entries of
+    key_Bd (any float dtype); raw keys before start come from the ring, these go into it.
+
 select_blocks(q_TId, key_Bd, start, block_tokens, budget_blocks) -> int32 [T, budget_blocks]
     q_TId: [T, I, d] index queries (normed, rotated), float32 or float64. key_Bd: [B, d] keys of the
     blocks complete at the window's end, any float dtype, widened to q's. The query at position
@@ -22,6 +26,6 @@ All three look at one token or block at a time, so a token's bits do not depend 
 Source: transformers 5.24, models/qwen4_exp (there ties are cut arbitrarily).
 """
 
-from strata.kernels.qsa.ref import block_keys, select_blocks, token_mask
+from strata.kernels.qsa.ref import append_keys, block_keys, select_blocks, token_mask
 
-__all__ = ["block_keys", "select_blocks", "token_mask"]
+__all__ = ["append_keys", "block_keys", "select_blocks", "token_mask"]

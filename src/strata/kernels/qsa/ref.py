@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from strata.kernels.ring import past_columns, store_columns
 from strata.kernels.rms_norm.ref import rms_norm
 from strata.kernels.rotary.ref import RotaryLike, rotary
 
@@ -25,6 +26,28 @@ def block_keys(
     return rotary(key_md.unsqueeze(1), first_m, spec).squeeze(1)
 
 
+def append_keys(
+    ring_Xd: torch.Tensor,
+    start: int,
+    raw_Td: torch.Tensor,
+    block_tokens: int,
+    weight_d: torch.Tensor,
+    eps: float,
+    spec: RotaryLike,
+    key_Bd: torch.Tensor,
+) -> None:
+    """Keys of the blocks that these tokens complete; then their raw keys into the ring."""
+    r = block_tokens
+    first, end = start // r, (start + raw_Td.shape[0]) // r
+    if end > first:
+        # the window's own keys come from the window: a chunk may be longer than the ring
+        before = past_columns(ring_Xd, start, start - first * r)
+        raw_mrd = torch.cat([before, raw_Td])[: (end - first) * r].view(end - first, r, -1)
+        first_m = torch.arange(first, end, device=raw_Td.device) * r
+        key_Bd[first:end].copy_(block_keys(raw_mrd, weight_d, eps, first_m, spec))
+    store_columns(ring_Xd, start, raw_Td)
+
+
 def _best(score_B: torch.Tensor, n: int) -> torch.Tensor:
     """Ascending indices of the n largest; of equal ones the lower index comes first."""
     # the n-th value is the same for every order of ties, topk's indices are not
@@ -36,7 +59,12 @@ def _best(score_B: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def select_blocks(
-    q_TId: torch.Tensor, key_Bd: torch.Tensor, start: int, block_tokens: int, budget_blocks: int
+    q_TId: torch.Tensor,
+    key_Bd: torch.Tensor,
+    start: int,
+    block_tokens: int,
+    budget_blocks: int,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Kept blocks of every token, ascending, then -1; int32 [T, budget_blocks]."""
     n_tokens, _, dim = q_TId.shape
@@ -52,7 +80,7 @@ def select_blocks(
         score_B = score_BI.clamp_(min=0).sum(-1) / math.sqrt(dim)
         best = _best(score_B, budget_blocks)
         kept[t, : len(best)] = best
-    return kept
+    return kept if out is None else out.copy_(kept)
 
 
 def token_mask(blocks_Tm: torch.Tensor, start: int, n: int, block_tokens: int) -> torch.Tensor:

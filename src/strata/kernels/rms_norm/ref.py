@@ -18,9 +18,16 @@ def _inverse_rms(x_Rn: torch.Tensor, eps: float) -> torch.Tensor:
     return (sum_R / x_Rn.shape[-1] + eps).sqrt_().reciprocal_().to(x_Rn.dtype).unsqueeze(-1)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, groups: int = 1) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    groups: int = 1,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Normalise the last axis, each of its ``groups`` equal parts by itself."""
     width = x.shape[-1]
     rows = x.reshape(-1, width // groups).contiguous()
     y = rows * _inverse_rms(rows, eps)
-    return (y.view(-1, width) * weight.to(x.dtype)).view(x.shape)
+    y = (y.view(-1, width) * weight.to(x.dtype)).view(x.shape)
+    return y if out is None else out.copy_(y)

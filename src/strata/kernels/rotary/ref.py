@@ -8,7 +8,9 @@ from typing import Literal, Protocol
 
 import torch
 
-_BLOCK = 256
+from strata.kernels.rms_norm.ref import rms_norm
+
+TABLE_POSITIONS = 256
 
 
 class RotaryLike(Protocol):
@@ -31,11 +33,12 @@ class RotaryLike(Protocol):
 
 
 @lru_cache(maxsize=128)
-def _table(
+def table(
     inv_freq: tuple[float, ...], factor: float, block: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, each [256, n], of positions 256 * block and up."""
-    pos = torch.arange(block * _BLOCK, (block + 1) * _BLOCK, dtype=torch.float64)
+    first = block * TABLE_POSITIONS
+    pos = torch.arange(first, first + TABLE_POSITIONS, dtype=torch.float64)
     angle = pos.unsqueeze(-1) * torch.tensor(inv_freq, dtype=torch.float64)
     return (angle.cos() * factor).to(dtype), (angle.sin() * factor).to(dtype)
 
@@ -46,9 +49,9 @@ def cos_sin(
     """cos and sin of every position, each [T, n] on pos_T's device."""
     cos: list[torch.Tensor] = []
     sin: list[torch.Tensor] = []
-    for block, run in groupby(pos_T.tolist(), lambda p: p // _BLOCK):
-        rows = torch.tensor([p % _BLOCK for p in run])
-        table_cos, table_sin = _table(spec.inv_freq, spec.attention_factor, block, dtype)
+    for block, run in groupby(pos_T.tolist(), lambda p: p // TABLE_POSITIONS):
+        rows = torch.tensor([p % TABLE_POSITIONS for p in run])
+        table_cos, table_sin = table(spec.inv_freq, spec.attention_factor, block, dtype)
         cos.append(table_cos[rows])
         sin.append(table_sin[rows])
     return torch.cat(cos).to(pos_T.device), torch.cat(sin).to(pos_T.device)
@@ -70,3 +73,18 @@ def rotary(x_THd: torch.Tensor, pos_T: torch.Tensor, spec: RotaryLike) -> torch.
     y_a.copy_(a * cos - b * sin)
     y_b.copy_(b * cos + a * sin)
     return y
+
+
+def head_rotary(
+    x_THd: torch.Tensor,
+    weight_d: torch.Tensor | None,
+    eps: float,
+    start: int,
+    spec: RotaryLike,
+    out_THd: torch.Tensor,
+) -> None:
+    """out = rotary of (the norm of) every head at positions start and up; None: no norm."""
+    if weight_d is not None:
+        x_THd = rms_norm(x_THd, weight_d, eps)
+    pos_T = torch.arange(start, start + x_THd.shape[0], device=x_THd.device)
+    out_THd.copy_(rotary(x_THd, pos_T, spec))

@@ -8,8 +8,10 @@ route(logits_TE, n_active=K, scoring=..., ...) -> (expert_TK int32, weight_TK in
     and finally weight * scale.
     groups (n_groups > 1, "sigmoid" only): experts lie in n_groups equal groups; a group's score is
     the sum of its two best selection scores; only experts of the groups_kept best groups count.
+route_rows(logits_TE, rule, bias_E, correction_E, expert_R, weight_R)
+    the same of logits + bias into flat buffers; row r is token r // K, rank r % K.
 Order: rank 0 has the highest selection score. Ties, of experts or groups, go to the lower index.
-Bias: the caller adds it to the logits.
+Bias: route leaves it to the caller to add it to the logits.
 
 Promise: a token's result has the same bits for every T. NaN logits give NaN weights and valid
 expert numbers.
@@ -17,6 +19,6 @@ Source: the routers of Qwen3-MoE, Qwen4-Exp, gpt-oss, DeepSeek-V3 and GLM-4-MoE 
 they leave the order of ties open, and DeepSeek's and GLM's the order of ranks.
 """
 
-from strata.kernels.router.ref import Scoring, route
+from strata.kernels.router.ref import RouteRule, Scoring, route, route_rows
 
-__all__ = ["Scoring", "route"]
+__all__ = ["RouteRule", "Scoring", "route", "route_rows"]

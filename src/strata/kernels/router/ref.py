@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
@@ -42,6 +42,63 @@ def route(
     if total_T1 is not None:
         weight_TK = weight_TK / total_T1
     return expert_TK.to(torch.int32), weight_TK * scale
+
+
+class RouteRule(Protocol):
+    """What a router does; ``models.spec.MoeSpec`` has it."""
+
+    @property
+    def n_active(self) -> int:
+        """Experts of a token."""
+        ...
+
+    @property
+    def scoring(self) -> Scoring:
+        """See the package docstring."""
+        ...
+
+    @property
+    def normalize(self) -> bool:
+        """Divide the weights by their sum."""
+        ...
+
+    @property
+    def scale(self) -> float:
+        """Multiplies the weights."""
+        ...
+
+    @property
+    def n_groups(self) -> int:
+        """Groups of experts; 1: none."""
+        ...
+
+    @property
+    def groups_kept(self) -> int:
+        """Groups whose experts count."""
+        ...
+
+
+def route_rows(
+    logits_TE: torch.Tensor,
+    rule: RouteRule,
+    bias_E: torch.Tensor | None,
+    correction_E: torch.Tensor | None,
+    expert_R: torch.Tensor,
+    weight_R: torch.Tensor,
+) -> None:
+    """``route`` of logits + bias, by row: row r is token r // K, rank r % K."""
+    expert_TK, weight_TK = route(
+        logits_TE if bias_E is None else logits_TE + bias_E,
+        n_active=rule.n_active,
+        scoring=rule.scoring,
+        normalize=rule.normalize,
+        scale=rule.scale,
+        correction_E=correction_E,
+        n_groups=rule.n_groups,
+        groups_kept=rule.groups_kept,
+    )
+    expert_R.copy_(expert_TK.flatten())
+    weight_R.copy_(weight_TK.flatten())
 
 
 def _top(score_TE: torch.Tensor, n: int) -> torch.Tensor:
