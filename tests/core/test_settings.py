@@ -23,7 +23,7 @@ GPU = Machine("Some Card", "found Some Card", 6, ("portable", "avx2"))
 OTHER: dict[str, Any] = {
     "device": "cpu", "dtype": "float64", "numerics": "fast", "context": 100, "kv": "f16",
     "prompt_chunk": 64, "spec": 4, "draft": "none", "expert_cache": 5, "expert_profile": "p.txt",
-    "expert_layout": "native", "pack": "packed",
+    "expert_layout": "native", "pack": "packed", "experts_on_disk": True,
     "defer_cpu": "1", "defer_layers": [1, 3], "defer_cpu_below": 0.25,
     "adapt_swaps": 0, "workers": 3, "cpu_isa": "portable", "ram_gb": 4.5, "vram_gb": 8.0,
     "poison": True, "logpos": "out.tsv", "logpos_top": 20, "logpos_extra": 7, "temperature": 0.5,

@@ -22,9 +22,11 @@ from strata.core.errors import FormatError, InputError, SettingError
 from strata.formats.checkpoint import open_checkpoint
 from strata.formats.string_array import StringArray
 from strata.formats.weight_types import BY_GGML_ID, TYPES
+from strata.memory.budget import Line
 from strata.native import CpuPool
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "qwen3_moe" / "q8_0.gguf"
+GPT_OSS = FIXTURE.parents[1] / "gpt_oss" / "mxfp4.gguf"
 READS_TILES = bool(getattr(CpuPool, "reads_tiles", False))
 IDS = [5, 80, 9, 9, 200, 31]
 
@@ -54,6 +56,31 @@ def test_tiles_give_the_logits_of_the_rows():
         with pytest.raises(SettingError, match="read no tiles"):
             load(expert_layout="tiles")
         assert "3 layers native: the CPU kernels of this build read no" in logits()[1]
+
+
+@pytest.mark.parametrize("path", [FIXTURE, GPT_OSS], ids=["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_experts_on_disk_give_the_logits_of_ram(path, dtype):
+    """Also with some of them copied to the fast tier; gpt-oss has biases, which are in RAM."""
+    ram, _ = logits(path, dtype=dtype)
+    for cache in (0, 5):
+        with load(path, dtype=dtype, experts_on_disk=True, expert_cache=cache) as model:
+            assert np.array_equal(model.logits(IDS), ram)
+            assert f" on disk, {cache} of them also" in "\n".join(model.report)
+
+
+def test_experts_on_disk_are_planned_there():
+    """Expectation: 3 layers of 8 experts, 3 matrices of 32 rows, 34 bytes a row of 32 in Q8_0."""
+    with load(experts_on_disk=True) as model:
+        lines = {x.owner: x for x in model.engine.plan.entries if "expert" in x.owner}
+    assert lines.pop("routed experts, in the page cache as far as it goes") == Line(
+        "disk", "routed experts, in the page cache as far as it goes", 3 * 8 * 3 * 32 * 34
+    )
+    assert not any(line.n_bytes for line in lines.values())
+    with pytest.raises(SettingError, match="--experts-on-disk and --pack exclude each other"):
+        load(experts_on_disk=True, pack="x")
+    with pytest.raises(SettingError, match="--experts-on-disk and --expert-layout tiles exclude"):
+        load(experts_on_disk=True, expert_layout="tiles")
 
 
 def test_a_pack_is_written_then_read(tmp_path):
@@ -145,7 +172,7 @@ def anonymous():
 
 done, peak = threading.Event(), [0]
 def sample():
-    while not done.wait(0.001):
+    while not done.wait(0.003):
         peak[0] = max(peak[0], anonymous())
 sampler = threading.Thread(target=sample)
 sampler.start()

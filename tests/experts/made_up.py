@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from strata.formats.mapped import MappedFile
 from strata.kernels.expert_rows import layout
 from tests.kernels.test_linear import make_weight
 
@@ -69,3 +70,27 @@ class MadeUpExperts:
             )
             for types in self.layer_types
         ]
+
+
+class FileExperts(MadeUpExperts):
+    """Experts whose rows are views of a mapped file, one after another, as in a checkpoint."""
+
+    def write(self, path):
+        """One layer's bytes, repeated for every layer and expert."""
+        with open(path, "wb") as stream:
+            for layer in self.layers:
+                rng = np.random.default_rng(layer)
+                d, f = self.d_model, self.d_expert
+                shapes = ((f, d), (f, d), (d, f))
+                kinds = zip(self.layer_types[layer], shapes, strict=True)
+                one = [make_weight(kind, *shape, rng).data.numpy() for kind, shape in kinds]
+                for _ in range(self.n_experts):
+                    stream.writelines(matrix.tobytes() for matrix in one)
+        object.__setattr__(self, "file", MappedFile(path))
+
+    def rows(self, layer, expert, proj):
+        sizes = [entry[0].matrix_bytes if entry else (0, 0, 0) for entry in self.shapes()]
+        start = sum(sum(s) for s in sizes[:layer]) * self.n_experts + expert * sum(sizes[layer])
+        i = ("gate", "up", "down").index(proj)
+        raw = self.file.view(start + sum(sizes[layer][:i]), sizes[layer][i])
+        return raw.reshape(self.d_model if proj == "down" else self.d_expert, -1)

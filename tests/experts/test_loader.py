@@ -16,10 +16,8 @@ from strata.experts.layouts import choose_layouts, impose_layouts
 from strata.experts.loader import load_experts, peak_bytes
 from strata.experts.pieces import PIECE_BYTES, cut
 from strata.experts.store import store_bytes, stride_of
-from strata.formats.mapped import MappedFile
 from strata.kernels.expert_rows.ref import matrices
-from tests.experts.made_up import MadeUpExperts
-from tests.kernels.test_linear import make_weight
+from tests.experts.made_up import FileExperts, MadeUpExperts
 
 STATUS = Path("/proc/self/status")
 SMALL = MadeUpExperts(
@@ -105,30 +103,6 @@ def test_the_first_error_ends_the_loading(monkeypatch):
     with pytest.raises(FormatError, match="this expert is damaged"):
         load_experts(many.shapes(), many, workers=2)
     assert len(set(calls)) < 100
-
-
-class FileExperts(MadeUpExperts):
-    """Experts whose rows are views of a mapped file, one after another, as in a checkpoint."""
-
-    def write(self, path):
-        """One layer's bytes, repeated for every layer and expert."""
-        with open(path, "wb") as stream:
-            for layer in self.layers:
-                rng = np.random.default_rng(layer)
-                d, f = self.d_model, self.d_expert
-                shapes = ((f, d), (f, d), (d, f))
-                kinds = zip(self.layer_types[layer], shapes, strict=True)
-                one = [make_weight(kind, *shape, rng).data.numpy() for kind, shape in kinds]
-                for _ in range(self.n_experts):
-                    stream.writelines(matrix.tobytes() for matrix in one)
-        object.__setattr__(self, "file", MappedFile(path))
-
-    def rows(self, layer, expert, proj):
-        sizes = [shape.matrix_bytes for shape, _ in self.shapes()]
-        start = sum(sum(s) for s in sizes[:layer]) * self.n_experts + expert * sum(sizes[layer])
-        i = ("gate", "up", "down").index(proj)
-        raw = self.file.view(start + sum(sizes[layer][:i]), sizes[layer][i])
-        return raw.reshape(self.d_model if proj == "down" else self.d_expert, -1)
 
 
 def anonymous_bytes():

@@ -86,6 +86,9 @@ class Settings:
         "Folder that keeps the experts as they lie in memory: written when empty or new, read "
         "instead of the checkpoint's experts when it belongs to it, refused otherwise.",
         kind="DIR")
+    experts_on_disk: bool = switch(
+        False, "Leave the experts in the checkpoint's files and let the page cache hold what it "
+        "can: for models whose experts do not fit in RAM. Results are equal.")
     adapt_swaps: int = integer(
         0, 0, 0, "Cached experts exchanged by use; this version keeps the cache fixed.",
         unit="experts a window")
@@ -243,8 +246,16 @@ def _late_rows_need_deferral(s: Settings) -> str | None:
     return None
 
 
+def _experts_on_disk_stay_as_they_are(s: Settings) -> str | None:
+    other = "--pack" if s.pack is not None else "--expert-layout tiles"
+    if s.experts_on_disk and (s.pack is not None or s.expert_layout == "tiles"):
+        return f"--experts-on-disk and {other} exclude each other: experts stay in the file as is"
+    return None
+
+
 _CONTRADICTIONS = (
     _late_rows_need_deferral,
+    _experts_on_disk_stay_as_they_are,
     _float64_is_for_the_cpu,
     _kv_follows_dtype,
     _drafts_need_a_window,

@@ -112,7 +112,7 @@ def _place_experts(plan: CheckpointPlan, settings: Settings, memory: MemoryPlan)
 
 
 def _ram(lines: Iterable[Line]) -> int:
-    return sum(line.n_bytes for line in lines)
+    return sum(line.n_bytes for line in lines if line.tier == "ram")
 
 
 def plan_model(path: str | Path, asked: Effective, probes: Probes | None = None) -> MemoryPlan:
@@ -211,15 +211,16 @@ def _workers(
     if settings.dtype == "float64":
         plain = PlainWorker(store, torch.float64)
         return {Place.FAST: plain, Place.CPU: plain, Place.CPU_LATE: plain}
-    in_ram = [g.addresses() if g is not None else np.empty(0, np.int64) for g in store.layers]
+    home = [g.addresses() if g is not None else np.empty(0, np.int64) for g in store.layers]
 
-    def ram(layer: int, expert_G: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        return in_ram[layer][expert_G]
+    def at_home(layer: int, expert_G: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        store.layer(layer).will_need(expert_G)
+        return home[layer][expert_G]
 
     return {
         Place.FAST: PoolWorker(pool, store, lambda layer, e: tier.address_LE[layer][e]),
-        Place.CPU: PoolWorker(pool, store, ram),
-        Place.CPU_LATE: PoolWorker(pool, store, ram, late=True),
+        Place.CPU: PoolWorker(pool, store, at_home),
+        Place.CPU_LATE: PoolWorker(pool, store, at_home, late=True),
     }
 
 
@@ -274,7 +275,8 @@ def _report(
         f"{plan.n_pairs} routed experts",
         *plan.weights.lines(),
         f"CPU pool: {pool.workers} workers on CPUs {pool.cpus}, {pool.isa} kernels",
-        f"experts: {plan.n_pairs} in RAM, {len(tier.resident())} of them also in the fast tier",
+        f"experts: {plan.n_pairs} {'on disk' if settings.experts_on_disk else 'in RAM'}, "
+        f"{len(tier.resident())} of them also in the fast tier",
         *ready.experts.lines,
         *effective_lines(ready.effective, why_not),
     ]

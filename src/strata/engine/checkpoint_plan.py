@@ -16,6 +16,7 @@ import torch
 from strata.core.settings import Settings
 from strata.experts.layouts import Entry
 from strata.experts.loader import expert_shapes, peak_bytes
+from strata.experts.mapped import mapped_bytes
 from strata.experts.store import store_bytes, stride_of
 from strata.formats.checkpoint import Checkpoint
 from strata.kernels.expert_rows import ExpertShape
@@ -94,14 +95,22 @@ def memory_plan(plan: CheckpointPlan, settings: Settings, probes: Probes) -> Mem
 
 
 def expert_lines(shapes: Sequence[Entry], settings: Settings) -> tuple[Line, ...]:
-    """What the routed experts take in RAM, while loading too."""
+    """What the routed experts take, while loading too."""
     n_pairs = sum(entry[1] for entry in shapes if entry is not None)
     slots = min(settings.expert_cache, n_pairs)
     slot_bytes = max((stride_of(entry[0]) for entry in shapes if entry is not None), default=0)
+    tier = Line("ram", f"fast tier ({slots} experts)", slots * slot_bytes)
+    if settings.experts_on_disk:
+        on_disk, extras = mapped_bytes(shapes)
+        return (
+            Line("ram", "routed experts: biases and scales", extras),
+            tier,
+            Line("disk", "routed experts, in the page cache as far as it goes", on_disk),
+        )
     loading = peak_bytes(shapes, settings.workers)
     return (
         Line("ram", "routed experts", store_bytes(shapes)),
-        Line("ram", f"fast tier ({slots} experts)", slots * slot_bytes),
+        tier,
         Line("ram", f"loading ({settings.workers} threads)", loading),
     )
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from strata.core.errors import InputError
 from strata.core.settings import Settings
-from strata.experts.layouts import Cost, Entry, LayoutChoice, choose_layouts, impose_layouts
+from strata.experts.layouts import GIB, Cost, Entry, LayoutChoice, choose_layouts, impose_layouts
 from strata.experts.loader import load_experts
+from strata.experts.mapped import map_experts, mapped_bytes
 from strata.experts.pack import (
     Pack,
     check_pack,
@@ -53,6 +54,8 @@ def plan_experts(
     Errors as for ``choose_layouts``, ``open_pack`` and ``check_pack``; InputError when there is no
     room on disk for a pack that will be written.
     """
+    if settings.experts_on_disk:
+        return ExpertPlan(tuple(native), _disk_lines(native), None, "")
     if settings.pack is None:
         choice = choose_layouts(
             native, settings.expert_layout, reads_tiles=reads_tiles, fits=fits, cost=cost
@@ -74,14 +77,22 @@ def plan_experts(
 def load_planned(
     plan: ExpertPlan, source: ExpertSource, settings: Settings, progress: Progress | None
 ) -> ExpertStore:
-    """The experts in RAM, from the pack or the checkpoint; a pack asked for is written."""
+    """The experts in RAM, from the pack or the checkpoint; a pack asked for is written. With
+    --experts-on-disk: where they are."""
     workers = settings.workers
+    if settings.experts_on_disk:
+        return map_experts(plan.shapes, source)
     if plan.pack is not None:
         return load_pack(plan.pack, plan.shapes, progress, workers=workers)
     store = load_experts(plan.shapes, source, progress, workers=workers)
     if settings.pack is not None:
         write_pack(settings.pack, plan.pack_hash, store, progress, workers=workers)
     return store
+
+
+def _disk_lines(native: Sequence[Entry]) -> tuple[str, ...]:
+    on_disk, _ = mapped_bytes(native)
+    return (f"experts: {on_disk / GIB:.2f} GiB stay in the checkpoint's files: asked for",)
 
 
 def _packed_choice(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from strata.core.errors import InputError, SettingError
-from strata.experts.store import ExpertStore, anonymous
+from strata.experts.store import ExpertStore, anonymous, stride_of
 
 Pair = tuple[int, int]
 """(layer, expert)"""
@@ -29,7 +29,7 @@ class FastTier:
     def __init__(self, store: ExpertStore, n_slots: int) -> None:
         groups = [layer for layer in store.layers if layer is not None]
         self._store = store
-        self._slot_bytes = max((g.stride_bytes for g in groups), default=0)
+        self._slot_bytes = max((stride_of(g.shape) for g in groups), default=0)
         self._slots = anonymous(n_slots * self._slot_bytes).view(n_slots, self._slot_bytes or 1)
         self._slot_of: dict[Pair, int] = {}
         self._free = list(range(n_slots - 1, -1, -1))

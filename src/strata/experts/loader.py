@@ -61,29 +61,27 @@ def load_experts(
     workers: int = 1,
 ) -> ExpertStore:
     """Every expert into RAM, in the layouts that the shapes say, on that many threads."""
-    store = empty_store(shapes)
+    layers = empty_layers(shapes)
 
     def fill(piece: Piece) -> None:
-        group = store.layer(piece.layer)
+        group = layers[piece.layer]
         for expert in range(piece.first, piece.stop):
             fill_blob(group.blobs[expert].numpy(), group.shape, source, piece.layer, expert)
 
     run_pieces(cut(shapes), fill, workers, "experts", progress)
-    return store
+    return ExpertStore([layers.get(index) for index in range(len(shapes))])
 
 
-def empty_store(shapes: Sequence[tuple[ExpertShape, int] | None]) -> ExpertStore:
+def empty_layers(shapes: Sequence[tuple[ExpertShape, int] | None]) -> dict[int, ExpertLayer]:
     """Zeroed memory for all experts; the system gives the pages when they are written."""
-    layers: list[ExpertLayer | None] = []
-    for entry in shapes:
-        if entry is None:
-            layers.append(None)
-            continue
-        shape, n_experts = entry
-        stride = stride_of(shape)
-        blobs = anonymous(stride * n_experts).view(n_experts, stride)
-        layers.append(ExpertLayer(shape, stride, blobs))
-    return ExpertStore(layers)
+    layers: dict[int, ExpertLayer] = {}
+    for index, entry in enumerate(shapes):
+        if entry is not None:
+            shape, n_experts = entry
+            stride = stride_of(shape)
+            blobs = anonymous(stride * n_experts).view(n_experts, stride)
+            layers[index] = ExpertLayer(shape, stride, blobs)
+    return layers
 
 
 def fill_blob(
@@ -91,20 +89,34 @@ def fill_blob(
 ) -> None:
     """Write one expert's pieces at the offsets of its layout."""
     offsets = (shape.gate_offset, shape.up_offset, shape.down_offset)
-    biases = (shape.gate_bias_offset, shape.up_bias_offset, shape.down_bias_offset)
     matrices = [source.rows(layer, expert, proj) for proj in PROJS]
     for rows in matrices:
         will_need(rows)
-    for i, (proj, rows) in enumerate(zip(PROJS, matrices, strict=True)):
+    for i, rows in enumerate(matrices):
         place = blob[offsets[i] : offsets[i] + shape.matrix_bytes[i]]
         if shape.layouts[i] == "tiles":
             encode_into(shape.types[i], rows, place)
         else:
             place[:] = rows.reshape(-1)
-        if biases[i] >= 0:
-            _put(blob, biases[i], source.bias(layer, expert, proj))
+    fill_extras(blob, 0, shape, source, layer, expert)
+
+
+def fill_extras(
+    memory: NDArray[np.uint8],
+    start: int,
+    shape: ExpertShape,
+    source: ExpertSource,
+    layer: int,
+    expert: int,
+) -> None:
+    """Write one expert's biases and scales; ``memory`` holds the blob from byte ``start`` on."""
+    biases = (shape.gate_bias_offset, shape.up_bias_offset, shape.down_bias_offset)
+    for proj, offset in zip(PROJS, biases, strict=True):
+        if offset >= 0:
+            _put(memory, offset - start, source.bias(layer, expert, proj))
     if shape.scale_offset >= 0:
-        _put(blob, shape.scale_offset, [source.scale(layer, expert, proj) for proj in PROJS])
+        scales = [source.scale(layer, expert, proj) for proj in PROJS]
+        _put(memory, shape.scale_offset - start, scales)
 
 
 def _put(

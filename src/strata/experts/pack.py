@@ -20,9 +20,9 @@ from typing import Any, cast
 
 from strata.core.errors import FormatError, InputError
 from strata.experts.layouts import Entry
-from strata.experts.loader import empty_store
+from strata.experts.loader import empty_layers
 from strata.experts.pieces import Piece, cut, run_pieces
-from strata.experts.store import ExpertStore, Progress, stride_of
+from strata.experts.store import ExpertLayer, ExpertStore, Progress, stride_of
 from strata.formats.checkpoint import Checkpoint
 from strata.formats.json_file import read_json_object
 from strata.kernels.expert_rows import Layouts
@@ -131,16 +131,17 @@ def load_pack(
     pack: Pack, shapes: Sequence[Entry], progress: Progress | None = None, *, workers: int = 1
 ) -> ExpertStore:
     """Every expert into RAM from a pack that ``check_pack`` accepted; FormatError for damage."""
-    store = empty_store(shapes)
+    layers = empty_layers(shapes)
     pieces = cut(shapes)
     number = _piece_numbers(pieces)
 
     def read(piece: Piece) -> None:
         path = pack.folder / _file_name(piece.layer)
-        memory = memoryview(_bytes_of(store, piece))
+        group = layers[piece.layer]
+        memory = memoryview(_bytes_of(group, piece))
         try:
             with open(path, "rb", buffering=0) as stream:
-                stream.seek(piece.first * store.layer(piece.layer).stride_bytes)
+                stream.seek(piece.first * group.stride_bytes)
                 done = 0
                 while done < len(memory):
                     n = stream.readinto(memory[done:])
@@ -158,7 +159,7 @@ def load_pack(
             )
 
     run_pieces(pieces, read, workers, "experts", progress)
-    return store
+    return ExpertStore([layers.get(index) for index in range(len(shapes))])
 
 
 def require_room(folder: Path, shapes: Sequence[Entry]) -> None:
@@ -208,8 +209,9 @@ def _write(
                 files[index] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
 
         def write(piece: Piece) -> None:
-            memory = memoryview(_bytes_of(store, piece))
-            offset = piece.first * store.layer(piece.layer).stride_bytes
+            group = store.layer(piece.layer)
+            assert isinstance(group, ExpertLayer), "a pack is made of blobs in RAM"
+            memory, offset = memoryview(_bytes_of(group, piece)), piece.first * group.stride_bytes
             done = 0
             while done < len(memory):
                 done += os.pwrite(files[piece.layer], memory[done:], offset + done)
@@ -285,10 +287,9 @@ def _layout_words(shape: dict[str, Any]) -> str:
     )
 
 
-def _bytes_of(store: ExpertStore, piece: Piece) -> Any:
+def _bytes_of(group: ExpertLayer, piece: Piece) -> Any:
     """The piece's memory as one run of bytes."""
-    blobs = store.layer(piece.layer).blobs[piece.first : piece.stop]
-    return blobs.reshape(-1).numpy()
+    return group.blobs[piece.first : piece.stop].reshape(-1).numpy()
 
 
 def _piece_numbers(pieces: Sequence[Piece]) -> dict[Piece, int]:

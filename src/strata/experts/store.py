@@ -1,8 +1,7 @@
-"""All routed experts of a model in RAM: one contiguous blob per expert, the same bytes wherever
-they are read.
+"""All routed experts of a model: one contiguous blob per expert in RAM, the same bytes wherever
+they are read, or (``experts.mapped``) matrices that stay in the file.
 
-Knows no attention, no residual and no places. The blob is [gate rows | up rows | down rows | biases
-| scales] as
+Knows no attention, no residual and no places. The blob is [gate | up | down | biases | scales] as
 ``kernels.expert_rows.ExpertShape`` lays it out.
 """
 
@@ -11,6 +10,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,40 @@ Progress = Callable[[str, int, int], None]
 BLOB_ALIGN = 256
 
 
+class Layer(Protocol):
+    """Experts of one layer, wherever they lie."""
+
+    @property
+    def shape(self) -> ExpertShape:
+        """Layout of a blob."""
+        ...
+
+    @property
+    def n_experts(self) -> int:
+        """Routed experts of this layer."""
+        ...
+
+    @property
+    def n_bytes(self) -> int:
+        """RAM taken."""
+        ...
+
+    def addresses(self) -> npt.NDArray[np.int64]:
+        """What the pool reads: int64 [E], address of each blob, or [E, 4] for experts in pieces."""
+        ...
+
+    def blob(self, expert: int) -> torch.Tensor:
+        """One expert's bytes, uint8 [blob_bytes]: a view, or a copy put together."""
+        ...
+
+    def will_need(self, expert_G: npt.NDArray[np.int32]) -> None:
+        """These experts are about to be read."""
+        ...
+
+
 @dataclass(frozen=True)
 class ExpertLayer:
-    """Experts of one layer: blob e starts at base + e * stride_bytes."""
+    """Experts of one layer in RAM: blob e starts at base + e * stride_bytes."""
 
     shape: ExpertShape
     stride_bytes: int
@@ -43,6 +74,18 @@ class ExpertLayer:
         base = self.blobs.data_ptr()
         return base + np.arange(self.n_experts, dtype=np.int64) * self.stride_bytes
 
+    @property
+    def n_bytes(self) -> int:
+        """RAM taken."""
+        return self.blobs.numel()
+
+    def blob(self, expert: int) -> torch.Tensor:
+        """One expert's bytes, uint8 [blob_bytes]."""
+        return self.blobs[expert, : self.shape.blob_bytes]
+
+    def will_need(self, expert_G: npt.NDArray[np.int32]) -> None:
+        """Nothing: they are there."""
+
 
 def stride_of(shape: ExpertShape) -> int:
     """Bytes from one expert's blob to the next."""
@@ -56,17 +99,17 @@ def store_bytes(shapes: Sequence[tuple[ExpertShape, int] | None]) -> int:
 
 
 class ExpertStore:
-    """Blobs of every layer. ``layers[l]`` is None where the layer has no routed experts."""
+    """Experts of every layer. ``layers[l]`` is None where the layer has no routed experts."""
 
-    def __init__(self, layers: Sequence[ExpertLayer | None]) -> None:
+    def __init__(self, layers: Sequence[Layer | None]) -> None:
         self.layers = tuple(layers)
 
     @property
     def n_bytes(self) -> int:
         """RAM taken."""
-        return sum(layer.blobs.numel() for layer in self.layers if layer is not None)
+        return sum(layer.n_bytes for layer in self.layers if layer is not None)
 
-    def layer(self, index: int) -> ExpertLayer:
+    def layer(self, index: int) -> Layer:
         """The experts of a layer that has some."""
         layer = self.layers[index]
         assert layer is not None, f"layer {index} has no routed experts"
@@ -74,8 +117,7 @@ class ExpertStore:
 
     def blob(self, layer: int, expert: int) -> torch.Tensor:
         """One expert's bytes, uint8 [blob_bytes]."""
-        group = self.layer(layer)
-        return group.blobs[expert, : group.shape.blob_bytes]
+        return self.layer(layer).blob(expert)
 
 
 def anonymous(n_bytes: int) -> torch.Tensor:

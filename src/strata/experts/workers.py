@@ -23,7 +23,7 @@ from strata.kernels.plan import Groups
 from strata.native import CpuPool
 
 AddressTable = Callable[[int, npt.NDArray[np.int32]], npt.NDArray[np.int64]]
-"""(layer, expert_G) -> address of each expert's blob, int64 [G]"""
+"""(layer, expert_G) -> address of each expert's blob, int64 [G], or of its pieces, int64 [G, 4]"""
 
 
 class Worker(Protocol):

@@ -1,0 +1,115 @@
+"""Experts that stay in the checkpoint's files: the page cache is their RAM.
+
+Only biases and scales are copied. For layouts whose matrices are views of the mapped files; a
+matrix that is re-coded while loading cannot stay there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from strata.core.errors import UnsupportedError
+from strata.experts.loader import fill_blob, fill_extras
+from strata.experts.store import ExpertStore, Layer
+from strata.formats.paging import will_need
+from strata.kernels.expert_rows import ExpertShape
+from strata.models.expert_source import PROJS, ExpertSource, Proj
+
+RECENT = 64
+"""An expert asked for within its layer's last that many calls is taken to be in memory still."""
+
+
+class MappedLayer:
+    """Experts of one layer as views of the files. Keeps the views, and so the mapping, alive.
+
+    UnsupportedError when a matrix is no view.
+    """
+
+    def __init__(
+        self, shape: ExpertShape, n_experts: int, source: ExpertSource, layer: int
+    ) -> None:
+        self.shape, self.n_experts = shape, n_experts
+        self._source, self._layer = source, layer
+        self._rows = [[self._view(e, p) for p in PROJS] for e in range(n_experts)]
+        self._extras_start = _extras_start(shape)
+        size = shape.blob_bytes - self._extras_start
+        self._extras = np.zeros((n_experts, size), np.uint8)
+        for expert in range(n_experts):
+            extras = self._extras[expert]
+            fill_extras(extras, self._extras_start, shape, source, layer, expert)
+        self._calls = 0
+        self._asked_E = np.full(n_experts, -RECENT, np.int64)
+
+    def _view(self, expert: int, proj: Proj) -> npt.NDArray[np.uint8]:
+        rows = self._source.rows(self._layer, expert, proj)
+        # views of a mapped file cannot be written, copies can
+        if rows.flags.writeable or not rows.flags.c_contiguous:
+            raise UnsupportedError(
+                f"--experts-on-disk: layer {self._layer}'s {proj} matrices are re-coded while "
+                f"loading, so they cannot be used where they lie; leave the setting out, or "
+                f"convert the checkpoint to GGUF"
+            )
+        return rows
+
+    @property
+    def n_bytes(self) -> int:
+        """RAM taken: biases and scales."""
+        return self._extras.nbytes
+
+    @property
+    def n_mapped_bytes(self) -> int:
+        """Bytes of the matrices."""
+        return sum(rows.nbytes for matrices in self._rows for rows in matrices)
+
+    def addresses(self) -> npt.NDArray[np.int64]:
+        """Bases of gate, up, down and the rest, int64 [E, 4]: add the shape's offsets."""
+        shape = self.shape
+        starts = (shape.gate_offset, shape.up_offset, shape.down_offset)
+        bases = np.empty((self.n_experts, 4), np.int64)
+        for expert, matrices in enumerate(self._rows):
+            for i, (rows, start) in enumerate(zip(matrices, starts, strict=True)):
+                bases[expert, i] = rows.ctypes.data - start
+            bases[expert, 3] = self._extras[expert].ctypes.data - self._extras_start
+        return bases
+
+    def blob(self, expert: int) -> torch.Tensor:
+        """One expert's bytes put together, uint8 [blob_bytes]: a copy."""
+        blob = np.zeros(self.shape.blob_bytes, np.uint8)
+        fill_blob(blob, self.shape, self._source, self._layer, expert)
+        return torch.from_numpy(blob)
+
+    def will_need(self, expert_G: npt.NDArray[np.int32]) -> None:
+        """Have the system read these experts ahead, but for those asked for a short while ago."""
+        self._calls += 1
+        for expert in expert_G[self._calls - self._asked_E[expert_G] > RECENT].tolist():
+            for rows in self._rows[expert]:
+                will_need(rows)
+        self._asked_E[expert_G] = self._calls
+
+
+def map_experts(
+    shapes: Sequence[tuple[ExpertShape, int] | None], source: ExpertSource
+) -> ExpertStore:
+    """All experts as they lie in the checkpoint's files. UnsupportedError where they cannot."""
+    layers: list[Layer | None] = [
+        None if entry is None else MappedLayer(*entry, source, index)
+        for index, entry in enumerate(shapes)
+    ]
+    return ExpertStore(layers)
+
+
+def mapped_bytes(shapes: Sequence[tuple[ExpertShape, int] | None]) -> tuple[int, int]:
+    """(bytes that stay in the files, bytes of RAM for biases and scales)."""
+    entries = [entry for entry in shapes if entry is not None]
+    on_disk = sum(sum(shape.matrix_bytes) * n for shape, n in entries)
+    return on_disk, sum((shape.blob_bytes - _extras_start(shape)) * n for shape, n in entries)
+
+
+def _extras_start(shape: ExpertShape) -> int:
+    """Where the blob's biases and scales begin; they come last."""
+    offsets = [shape.gate_bias_offset, shape.scale_offset]
+    return min([o for o in offsets if o >= 0], default=shape.blob_bytes)
