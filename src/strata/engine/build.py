@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,12 +32,13 @@ from strata.engine.checkpoint_plan import (
 from strata.engine.cpu_ops import native_ops, plain_ops
 from strata.engine.engine import Engine
 from strata.engine.expert_plan import ExpertPlan, load_planned, plan_experts
+from strata.engine.layout_cost import MeasuredCost, read_speed
 from strata.engine.machine import probe
 from strata.experts.fast_tier import FastTier, even_profile, read_profile
 from strata.experts.late import late_rule
 from strata.experts.layouts import Entry
 from strata.experts.service import ExpertService
-from strata.experts.store import ExpertStore, Progress
+from strata.experts.store import ExpertStore, Progress, store_bytes
 from strata.experts.workers import PlainWorker, PoolWorker, Worker
 from strata.formats.checkpoint import open_checkpoint
 from strata.formats.tokenizer import Tokenizer, load_tokenizer
@@ -48,6 +50,9 @@ from strata.models.weights import load_weights
 from strata.native import CpuPool
 from strata.window.defer import Defer, Mode, deferrable, late_buffers
 from strata.window.run import PLAIN, Variant, WindowRunner
+
+MEASURE_FROM_BYTES = 2 << 30
+"""Experts in all from which measuring speeds (about half a second) before loading is worth it."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ def prepare(
         effective = resolve(asked, machine or probe(), limit, planning=planning)
         _require_places(effective.settings, plan)
         memory = memory_plan(plan, effective.settings, probes or Probes())
-        experts = _place_experts(plan, effective.settings, memory)
+        experts = _place_experts(plan, effective.settings, memory, measure=not planning)
         if list(experts.shapes) != plan.shapes:
             plan = replace(plan, shapes=list(experts.shapes))
             memory = memory_plan(plan, effective.settings, probes or Probes())
@@ -91,8 +96,13 @@ def prepare(
     return Ready(plan, effective, experts, memory)
 
 
-def _place_experts(plan: CheckpointPlan, settings: Settings, memory: MemoryPlan) -> ExpertPlan:
-    """Layouts of the experts, within what the memory plan leaves."""
+def _place_experts(
+    plan: CheckpointPlan, settings: Settings, memory: MemoryPlan, *, measure: bool
+) -> ExpertPlan:
+    """Layouts of the experts, within what the memory plan leaves.
+
+    measure: whether this machine's speeds count; a plan may be about another machine.
+    """
     others = memory.need("ram") - _ram(expert_lines(plan.shapes, settings))
     room = memory.limits["ram"].n_bytes - others
 
@@ -100,15 +110,28 @@ def _place_experts(plan: CheckpointPlan, settings: Settings, memory: MemoryPlan)
         return _ram(expert_lines(shapes, settings)) <= room
 
     # the float64 reference reads any layout, but nothing becomes faster by it
-    plain = settings.dtype == "float64" and settings.expert_layout == "tiles"
-    return plan_experts(
-        plan.shapes,
-        plan.experts,
-        plan.checkpoint,
-        settings,
-        reads_tiles=plain or bool(getattr(CpuPool, "reads_tiles", False)),
-        fits=fits,
-    )
+    plain = settings.dtype == "float64"
+    pool_reads = bool(getattr(CpuPool, "reads_tiles", False))
+    reads_tiles = settings.expert_layout == "tiles" if plain else pool_reads
+    large = store_bytes(plan.shapes) >= MEASURE_FROM_BYTES
+    with ExitStack() as stack:
+        cost = None
+        if measure and large and reads_tiles and settings.expert_layout == "auto":
+            pool = CpuPool(workers=settings.workers, isa=settings.cpu_isa)
+            stack.callback(pool.close)
+            cost = MeasuredCost(pool, read_speed(settings.workers))
+        chosen = plan_experts(
+            plan.shapes,
+            plan.experts,
+            plan.checkpoint,
+            settings,
+            reads_tiles=reads_tiles,
+            fits=fits,
+            cost=cost,
+        )
+    if cost is not None:
+        chosen = replace(chosen, lines=(*chosen.lines, *cost.lines()))
+    return chosen
 
 
 def _ram(lines: Iterable[Line]) -> int:
