@@ -20,6 +20,7 @@ class Pool:
         x: int,
         n_tokens: int,
         out: int,
+        tiles: bool,
     ) -> None: ...
     def submit_experts(
         self,
@@ -68,6 +69,7 @@ def type_table() -> list[tuple[str, int, int, int, bool]]: ...
 def set_grid(name: str, points: int, n_bytes: int) -> bool: ...
 def dequantize(isa: str, type: str, raw: int, n_rows: int, n_cols: int, out: int) -> None: ...
 def quantize(isa: str, x: int, n_rows: int, n_cols: int, q: int, scale: int, half: int) -> None: ...
+def tile_offsets(type: str, n_rows: int, n_cols: int) -> list[int]: ...
 def recode(
     isa: str,
     type: str,
@@ -89,6 +91,7 @@ def expert_layout(
     offsets: Sequence[int],
     swiglu_oai: bool,
     limit: float,
+    tiles: Sequence[bool],
 ) -> ExpertLayout: ...
 def attention_args(
     q: int,

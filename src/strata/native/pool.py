@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from strata.core.errors import SettingError, UnsupportedError
+from strata.formats.tiles import tile_plan
 from strata.native.checks import check_array, check_tensor, row_bytes, run
 from strata.native.extension import _native
 from strata.native.isa import available_isas, pick_isa
@@ -37,6 +38,9 @@ class CpuPool:
     flags, topology: pretended processor features and CPUs (tests).
     SettingError, before any work, for what cannot be.
     """
+
+    reads_tiles = True
+    """Matrices may lie in tiles: ``Weight.layout``, the layouts of ``ExpertShape``."""
 
     def __init__(
         self,
@@ -78,8 +82,7 @@ class CpuPool:
         """y[T, N] = x[T, K] W^T * w.scale in f32; done on return, ahead of experts in flight."""
         n_tokens = x_TK.shape[0]
         check_tensor(x_TK, "linear: x", torch.float32, (n_tokens, w.n_cols))
-        size = (w.n_rows, row_bytes(w.type, w.n_cols))
-        check_tensor(w.data, "linear: weight", torch.uint8, size)
+        check_tensor(w.data, "linear: weight", torch.uint8, _data_size(w))
         if out is None:
             out = x_TK.new_empty(n_tokens, w.n_rows)
         check_tensor(out, "linear: out", torch.float32, (n_tokens, w.n_rows))
@@ -93,6 +96,7 @@ class CpuPool:
             x_TK.data_ptr(),
             n_tokens,
             out.data_ptr(),
+            w.layout == "tiles",
         )
         return out
 
@@ -230,6 +234,14 @@ class CpuPool:
         return known[1]
 
 
+def _data_size(w: WeightLike) -> tuple[int, ...]:
+    """Of a matrix's bytes; UnsupportedError for a type without kernels (tiles: without tiles)."""
+    per_row = row_bytes(w.type, w.n_cols)
+    if w.layout == "tiles":
+        return (tile_plan(w.type, w.n_rows, w.n_cols).n_bytes,)
+    return w.n_rows, per_row
+
+
 def _native_layout(shape: ShapeLike) -> _native.ExpertLayout:
     """UnsupportedError for a type or activation without kernels."""
     for name in (shape.gate_type, shape.up_type):
@@ -255,6 +267,7 @@ def _native_layout(shape: ShapeLike) -> _native.ExpertLayout:
         offsets,
         shape.activation == "swiglu_oai",
         shape.swiglu_limit,
+        [layout == "tiles" for layout in (shape.gate_layout, shape.up_layout, shape.down_layout)],
     )
 
 

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from strata.formats.tiles import Layout
+
 
 class WeightLike(Protocol):
     """A matrix, as ``kernels.weight.Weight`` describes it."""
@@ -20,6 +22,8 @@ class WeightLike(Protocol):
     def data(self) -> torch.Tensor: ...
     @property
     def scale(self) -> float: ...
+    @property
+    def layout(self) -> Layout: ...
 
 
 class ShapeLike(Protocol):
@@ -53,3 +57,9 @@ class ShapeLike(Protocol):
     def activation(self) -> str: ...
     @property
     def swiglu_limit(self) -> float: ...
+    @property
+    def gate_layout(self) -> Layout: ...
+    @property
+    def up_layout(self) -> Layout: ...
+    @property
+    def down_layout(self) -> Layout: ...

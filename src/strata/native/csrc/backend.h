@@ -42,6 +42,9 @@ struct RowsArgs {
     const uint8_t* bias;             // f32 [n_rows], any alignment, or null
     float* const* out;               // per token
     int64_t first_col;
+    // Not 0: `rows` is the start of a matrix of so many rows in tiles, first_col the first row to
+    // compute, a multiple of 16.
+    int tiled_rows = 0;
 };
 
 struct ActivateArgs {

@@ -9,6 +9,7 @@
 #include "gdn.h"
 #include "quantize.h"
 #include "tile.h"
+#include "tile_rows.h"
 
 namespace strata {
 namespace {
@@ -132,7 +133,8 @@ void float_rows(const RowsArgs& a, uint8_t* scratch) {
 }
 
 void rows(const RowsArgs& args, uint8_t* scratch) {
-    if (info(args.type).quantized()) quantized_rows(args, scratch);
+    if (args.tiled_rows) tiled_rows(args, finish);
+    else if (info(args.type).quantized()) quantized_rows(args, scratch);
     else float_rows(args, scratch);
 }
 

@@ -15,6 +15,7 @@
 #include "pool.h"
 #include "recode.h"
 #include "tables.h"
+#include "tile_formats.h"
 #include "work.h"
 
 namespace nb = nanobind;
@@ -119,6 +120,19 @@ void recode_rows(const std::string& isa, const std::string& type_name, Address r
     if (!recode(args)) throw std::invalid_argument("no tiles for weight type " + type_name);
 }
 
+void check_tiles(Type type) {
+    if (!tile_info(type).bits)
+        throw std::invalid_argument(std::string("no tiles for weight type ") + info(type).name);
+}
+
+// Offsets of codes, scales, minimums, supers (-1: none) and the size of a matrix in tiles.
+std::vector<int64_t> tile_offsets(const std::string& type_name, int n_rows, int n_cols) {
+    const Type type = type_of(type_name);
+    check_tiles(type);
+    const TilePlanes p = tile_planes(type, n_rows, n_cols);
+    return {p.codes, p.scales, p.minimums, p.supers, p.n_bytes};
+}
+
 // A pool with the kernels of one instruction set.
 class PoolFace {
   public:
@@ -131,13 +145,14 @@ class PoolFace {
     }
 
     void linear(const std::string& type, Address rows, int n_rows, int n_cols, float scale, Address x,
-                int n_tokens, Address out) {
+                int n_tokens, Address out, bool tiles) {
         const Type t = type_of(type);
+        if (tiles) check_tiles(t);
         const nb::gil_scoped_release release;
         // below this many bytes of weights, handing over costs more than it saves
         constexpr int64_t ALONE_BYTES = 24 << 10;
         LinearWork work(backend_, pool_->workers(), t, at<uint8_t>(rows), n_rows, n_cols, scale,
-                        at<float>(x), n_tokens, at<float>(out));
+                        at<float>(x), n_tokens, at<float>(out), tiles);
         if (work.cost() <= ALONE_BYTES) pool_->run_alone(work);
         else pool_->run(work);
     }
@@ -200,10 +215,13 @@ class PoolFace {
 
 ExpertLayout make_layout(int d_model, int d_expert, const std::string& gate, const std::string& up,
                          const std::string& down, const std::vector<int64_t>& offsets, bool swiglu_oai,
-                         float limit) {
+                         float limit, const std::vector<bool>& tiles) {
     if (offsets.size() != 7) throw std::invalid_argument("an expert layout has seven offsets");
-    return {d_model,    d_expert,   type_of(gate), type_of(up), type_of(down), offsets[0], offsets[1],
-            offsets[2], offsets[3], offsets[4],    offsets[5],  offsets[6],    swiglu_oai, limit};
+    const Type types[3] = {type_of(gate), type_of(up), type_of(down)};
+    for (int i = 0; i < 3; i++)
+        if (tiles.at(i)) check_tiles(types[i]);
+    return {d_model,    d_expert,   types[0],   types[1],   types[2],   offsets[0], offsets[1], offsets[2], offsets[3],
+            offsets[4], offsets[5], offsets[6], swiglu_oai, limit,      tiles[0],   tiles[1],   tiles[2]};
 }
 
 AttentionArgs make_attention(Address q, Address k, Address v, int kind,
@@ -234,6 +252,7 @@ NB_MODULE(_native, m) {
     m.def("dequantize", &dequantize);
     m.def("quantize", &quantize);
     m.def("recode", &recode_rows);
+    m.def("tile_offsets", &tile_offsets);
     nb::class_<ExpertLayout>(m, "ExpertLayout");
     m.def("expert_layout", &make_layout);
     nb::class_<AttentionArgs>(m, "AttentionArgs");

@@ -65,10 +65,10 @@ void Activations::prepare(int first, int count) {
 }
 
 LinearWork::LinearWork(const Backend& backend, int workers, Type type, const uint8_t* rows, int n_rows,
-                       int n_cols, float scale, const float* x, int n_tokens, float* out)
+                       int n_cols, float scale, const float* x, int n_tokens, float* out, bool tiles)
     : backend_(backend),
       args_{type, rows, info(type).row_bytes(n_cols), n_rows, n_cols, nullptr, n_tokens, scale, nullptr,
-            nullptr, 0},
+            nullptr, 0, tiles ? n_rows : 0},
       activations_(backend, type, x, n_cols, n_tokens, n_cols),
       chunk_(rows_per_task(n_rows, args_.row_bytes, 1, workers)) {
     for (int t = 0; t < n_tokens; t++) {
@@ -91,7 +91,7 @@ void LinearWork::run(int phase, int task, Scratch& scratch) {
     }
     RowsArgs args = args_;
     const int first = task * chunk_;
-    args.rows += args.row_bytes * first;
+    if (!args.tiled_rows) args.rows += args.row_bytes * first;
     args.n_rows = std::min(chunk_, args_.n_rows - first);
     args.first_col = first;
     backend_.rows(args, scratch.get(backend_.scratch_bytes(args.type, args.n_cols, args.n_tokens)));
@@ -186,17 +186,18 @@ void ExpertWork::gate_up(int group, int first, int count, Scratch& scratch) {
     const size_t need = std::max(backend_.scratch_bytes(layout_.gate_type, D, n),
                                  backend_.scratch_bytes(layout_.up_type, D, n));
     uint8_t* memory = scratch.get(need);
-    const auto rows = [&](Type type, int64_t offset, int piece, int64_t bias, const void* const* in,
-                          float* const* out) {
-        const size_t row_bytes = info(type).row_bytes(D);
-        backend_.rows({type, base(group, piece) + offset + row_bytes * first, row_bytes, count, D, in, n,
-                       scale_of(group, piece), bias_of(group, bias, first), out, first},
+    const auto rows = [&](Type type, bool tiles, int64_t offset, int piece, int64_t bias,
+                          const void* const* in, float* const* out) {
+        const size_t row_bytes = info(type).row_bytes(D), skip = tiles ? 0 : row_bytes * first;
+        backend_.rows({type, base(group, piece) + offset + skip, row_bytes, count, D, in, n,
+                       scale_of(group, piece), bias_of(group, bias, first), out, first,
+                       tiles ? layout_.d_expert : 0},
                       memory);
     };
-    rows(layout_.gate_type, layout_.gate_offset, 0, layout_.gate_bias_offset, gate_in_.data() + e0,
-         gate_out_.data() + e0);
-    rows(layout_.up_type, layout_.up_offset, 1, layout_.up_bias_offset, up_in_.data() + e0,
-         up_out_.data() + e0);
+    rows(layout_.gate_type, layout_.gate_tiles, layout_.gate_offset, 0, layout_.gate_bias_offset,
+         gate_in_.data() + e0, gate_out_.data() + e0);
+    rows(layout_.up_type, layout_.up_tiles, layout_.up_offset, 1, layout_.up_bias_offset,
+         up_in_.data() + e0, up_out_.data() + e0);
     for (int i = e0; i < e0 + n; i++)
         backend_.activate({layout_.swiglu_oai, layout_.limit, up_out_[i] + first, gate_out_[i] + first, count});
 }
@@ -205,9 +206,11 @@ void ExpertWork::down(int group, int first, int count, Scratch& scratch) {
     const int e0 = start_[group], n = start_[group + 1] - e0, F = layout_.d_expert;
     if (n == 0) return;
     const size_t row_bytes = info(layout_.down_type).row_bytes(F);
-    backend_.rows({layout_.down_type, base(group, 2) + layout_.down_offset + row_bytes * first, row_bytes,
-                   count, F, down_in_.data() + e0, n, scale_of(group, 2),
-                   bias_of(group, layout_.down_bias_offset, first), down_out_.data() + e0, first},
+    const size_t skip = layout_.down_tiles ? 0 : row_bytes * first;
+    backend_.rows({layout_.down_type, base(group, 2) + layout_.down_offset + skip, row_bytes, count, F,
+                   down_in_.data() + e0, n, scale_of(group, 2),
+                   bias_of(group, layout_.down_bias_offset, first), down_out_.data() + e0, first,
+                   layout_.down_tiles ? layout_.d_model : 0},
                   scratch.get(backend_.scratch_bytes(layout_.down_type, F, n)));
 }
 

@@ -46,7 +46,7 @@ class LinearWork : public Work {
   public:
     // out[t * n_rows + n] = row n . x[t] * scale
     LinearWork(const Backend& backend, int workers, Type type, const uint8_t* rows, int n_rows, int n_cols,
-               float scale, const float* x, int n_tokens, float* out);
+               float scale, const float* x, int n_tokens, float* out, bool tiles = false);
     // Weight bytes times tokens: what the product costs.
     int64_t cost() const { return static_cast<int64_t>(args_.row_bytes) * args_.n_rows * args_.n_tokens; }
     int n_phases() const override { return 2; }
@@ -72,6 +72,7 @@ struct ExpertLayout {
     int64_t scale_offset;                                        // -1: none
     bool swiglu_oai;
     float limit;
+    bool gate_tiles, up_tiles, down_tiles;                       // not rows one after the other
 };
 
 struct ExpertBatch {

@@ -1,0 +1,243 @@
+// The 16 rows of a tile as vectors: one of 16 lanes (AVX-512, portable) or two of 8 (AVX2). Loads of
+// scales, and the exact integer dots of 16 or 32 columns.
+#pragma once
+#include "backend.h"
+#include "scalar.h"
+#include "tile_formats.h"
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace strata {
+namespace {
+
+// What a kernel needs to know of a type while it is compiled. Its codes come as unsigned bytes u with
+// c = mul * u - bias, or, where even one sum of two products would leave an int16, as signed bytes.
+template <Type TYPE>
+struct TileKind {
+    static constexpr TypeInfo type = TYPE_INFO[static_cast<int>(TYPE)];
+    static constexpr TileInfo form = tile_info(TYPE);
+    static constexpr int BITS = form.bits, FIELDS = 8 / BITS, GROUPS = type.groups, N = 8 / GROUPS;
+    static constexpr bool TABLE = form.table != nullptr, MIN = type.has_min;
+#if defined(__AVX512VNNI__)
+    static constexpr bool SIGNED = false;
+    static constexpr int BIAS = BITS == 8 || type.fit == 0 ? 128 : type.bias;
+#else
+    static constexpr bool SIGNED = type.fit == 0;
+    static constexpr int BIAS = type.bias;
+#endif
+    // 8-bit tiles store c + 128
+    static constexpr int DOWN = BITS == 8 ? 128 - BIAS : 0;
+    static constexpr int RUN = type.fit == 0 ? 1 : type.fit < N ? type.fit : N;
+    // added to table entries
+    static constexpr int LIFT = SIGNED ? 0 : BIAS;
+};
+
+#if defined(__AVX512VNNI__)
+
+constexpr int PARTS = 1, PART_ROWS = 16;
+using Floats = __m512;
+using Ints = __m512i;
+
+inline Floats zeros() { return _mm512_setzero_ps(); }
+inline Floats all(float x) { return _mm512_set1_ps(x); }
+inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+inline Floats times(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats plus(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Floats fused_minus(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
+inline void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
+inline Floats load_halves(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline __m128i load_16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+inline Ints load_u8(const uint8_t* p) { return _mm512_cvtepu8_epi32(load_16(p)); }
+inline Ints load_i8(const uint8_t* p) { return _mm512_cvtepi8_epi32(load_16(p)); }
+inline Floats from_ue4m3(const uint8_t* p) {
+    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_16(p)), 7));
+}
+inline Floats from_e8m0(const uint8_t* p) {
+    const Ints e = load_u8(p), one = _mm512_set1_epi32(1);
+    const Ints small = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
+    return _mm512_castsi512_ps(_mm512_mask_slli_epi32(small, _mm512_cmpgt_epi32_mask(e, one), _mm512_sub_epi32(e, one), 23));
+}
+
+template <class K>
+struct CodeTable {
+    Ints v;
+    CodeTable() {
+        alignas(16) uint8_t entries[16] = {};
+        if constexpr (K::TABLE)
+            for (int i = 0; i < 16; i++) entries[i] = static_cast<uint8_t>(K::form.table[i] + K::LIFT);
+        v = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(entries)));
+    }
+};
+
+template <int BITS>
+inline Ints field(Ints w, int f) {
+    if constexpr (BITS == 8) return w;
+    if (f) w = _mm512_srli_epi16(w, static_cast<unsigned>(BITS * f));
+    return _mm512_and_si512(w, _mm512_set1_epi8((1 << BITS) - 1));
+}
+
+// words: of the block, at the part's first row. q: 4 bytes of each token every 32 bytes.
+template <class K, int T>
+inline void int_dots_16(const uint8_t* words, int g, const CodeTable<K>& table, const int8_t* const* q,
+                        const int32_t* sum, Ints* dot) {
+    constexpr bool TWICE = K::type.mul == 2;
+    for (int t = 0; t < T; t++) dot[t] = TWICE || !K::BIAS ? _mm512_setzero_si512() : _mm512_set1_epi32(-K::BIAS * sum[t]);
+    Ints w = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int n = 0; n < K::N; n++) {
+        const int v = g * K::N + n;
+        if (n % K::FIELDS == 0) w = _mm512_loadu_si512(words + 64 * (v / K::FIELDS));
+        Ints u = field<K::BITS>(w, n % K::FIELDS);
+        if constexpr (K::TABLE) u = _mm512_shuffle_epi8(table.v, u);
+        for (int t = 0; t < T; t++)
+            dot[t] = _mm512_dpbusd_epi32(dot[t], u, _mm512_set1_epi32(static_cast<int>(load_u32(q[t] + 32 * v))));
+    }
+    if constexpr (TWICE)
+        for (int t = 0; t < T; t++)
+            dot[t] = _mm512_sub_epi32(_mm512_add_epi32(dot[t], dot[t]), _mm512_set1_epi32(K::BIAS * sum[t]));
+}
+
+#elif defined(__AVX2__)
+
+constexpr int PARTS = 2, PART_ROWS = 8;
+using Floats = __m256;
+using Ints = __m256i;
+
+inline Floats zeros() { return _mm256_setzero_ps(); }
+inline Floats all(float x) { return _mm256_set1_ps(x); }
+inline Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
+inline Floats times(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+inline Floats plus(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+inline Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+inline Floats fused_minus(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
+inline void store(float* p, Floats x) { _mm256_storeu_ps(p, x); }
+inline Floats load_halves(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline __m128i load_8(const uint8_t* p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)); }
+inline Ints load_u8(const uint8_t* p) { return _mm256_cvtepu8_epi32(load_8(p)); }
+inline Ints load_i8(const uint8_t* p) { return _mm256_cvtepi8_epi32(load_8(p)); }
+inline Floats from_ue4m3(const uint8_t* p) { return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(load_8(p)), 7)); }
+inline Floats from_e8m0(const uint8_t* p) {
+    const Ints e = load_u8(p), one = _mm256_set1_epi32(1);
+    const Ints small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+    const Ints large = _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23);
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(small, large, _mm256_cmpgt_epi32(e, one)));
+}
+
+template <class K>
+struct CodeTable {
+    Ints v;
+    CodeTable() {
+        alignas(16) uint8_t entries[16] = {};
+        if constexpr (K::TABLE)
+            for (int i = 0; i < 16; i++) entries[i] = static_cast<uint8_t>(K::form.table[i] + K::LIFT);
+        v = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(entries)));
+    }
+};
+
+template <class K>
+inline Ints codes_of(Ints w, int f, const CodeTable<K>& table) {
+    if (K::BITS < 8) {
+        if (f) w = _mm256_srli_epi16(w, K::BITS * f);
+        w = _mm256_and_si256(w, _mm256_set1_epi8((1 << K::BITS) - 1));
+    }
+    if constexpr (K::TABLE) w = _mm256_shuffle_epi8(table.v, w);
+    if constexpr (K::BITS == 8) w = _mm256_sub_epi8(w, _mm256_set1_epi8(static_cast<char>(K::DOWN)));
+    return w;
+}
+
+template <class K, int T>
+inline void int_dots_16(const uint8_t* words, int g, const CodeTable<K>& table, const int8_t* const* q,
+                        const int32_t* sum, Ints* dot) {
+    Ints w = _mm256_setzero_si256(), run[T];
+    const Ints factor = _mm256_set1_epi16(static_cast<short>(K::type.mul));
+#pragma GCC unroll 8
+    for (int n = 0; n < K::N; n++) {
+        const int v = g * K::N + n;
+        if (n % K::FIELDS == 0)
+            w = _mm256_loadu_si256(reinterpret_cast<const Ints*>(words + 64 * (v / K::FIELDS)));
+        const Ints u = codes_of<K>(w, n % K::FIELDS, table);
+        const Ints magnitude = K::SIGNED ? _mm256_abs_epi8(u) : u;
+        for (int t = 0; t < T; t++) {
+            const Ints four = _mm256_set1_epi32(static_cast<int>(load_u32(q[t] + 32 * v)));
+            const Ints pairs = _mm256_maddubs_epi16(magnitude, K::SIGNED ? _mm256_sign_epi8(four, u) : four);
+            run[t] = n % K::RUN == 0 ? pairs : _mm256_add_epi16(run[t], pairs);
+            if (n % K::RUN < K::RUN - 1) continue;
+            const Ints exact = _mm256_madd_epi16(run[t], factor);
+            dot[t] = n < K::RUN ? exact : _mm256_add_epi32(dot[t], exact);
+        }
+    }
+    if constexpr (K::BIAS != 0 && !K::SIGNED)
+        for (int t = 0; t < T; t++) dot[t] = _mm256_sub_epi32(dot[t], _mm256_set1_epi32(K::BIAS * sum[t]));
+}
+
+#else
+
+constexpr int PARTS = 1, PART_ROWS = 16;
+struct Floats { float v[16]; };
+struct Ints { int32_t v[16]; };
+
+template <class F>
+inline Floats floats_by(F f) {
+    Floats x;
+    for (int i = 0; i < 16; i++) x.v[i] = f(i);
+    return x;
+}
+inline Floats zeros() { return floats_by([](int) { return 0.0f; }); }
+inline Floats all(float x) { return floats_by([=](int) { return x; }); }
+inline Floats to_floats(const Ints& x) { return floats_by([&](int i) { return static_cast<float>(x.v[i]); }); }
+inline Floats times(const Floats& a, const Floats& b) { return floats_by([&](int i) { return a.v[i] * b.v[i]; }); }
+inline Floats plus(const Floats& a, const Floats& b) { return floats_by([&](int i) { return a.v[i] + b.v[i]; }); }
+inline Floats fused(const Floats& a, const Floats& b, const Floats& c) {
+    return floats_by([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
+}
+inline Floats fused_minus(const Floats& a, const Floats& b, const Floats& c) {
+    return floats_by([&](int i) { return __builtin_fmaf(a.v[i], -b.v[i], c.v[i]); });
+}
+inline void store(float* p, const Floats& x) { std::memcpy(p, x.v, sizeof x.v); }
+inline Floats load_halves(const uint8_t* p) { return floats_by([=](int i) { return half_at(p + 2 * i); }); }
+inline Ints load_u8(const uint8_t* p) {
+    Ints x;
+    for (int i = 0; i < 16; i++) x.v[i] = p[i];
+    return x;
+}
+inline Ints load_i8(const uint8_t* p) {
+    Ints x;
+    for (int i = 0; i < 16; i++) x.v[i] = static_cast<int8_t>(p[i]);
+    return x;
+}
+inline Floats from_ue4m3(const uint8_t* p) {
+    return floats_by([=](int i) { return half_to_float(static_cast<uint16_t>(p[i] << 7)); });
+}
+inline Floats from_e8m0(const uint8_t* p) {
+    return floats_by([=](int i) { return tables.half_e8m0[p[i]]; });
+}
+
+template <class K>
+struct CodeTable {
+    int16_t code[256];  // of every stored code: mul * u - bias
+    CodeTable() {
+        for (int u = 0; u < 1 << K::BITS; u++)
+            code[u] = K::TABLE ? K::form.table[u % 16] : K::BITS == 8 ? u - 128 : K::type.mul * u - K::type.bias;
+    }
+};
+
+template <class K, int T>
+inline void int_dots_16(const uint8_t* words, int g, const CodeTable<K>& table, const int8_t* const* q,
+                        const int32_t*, Ints* dot) {
+    for (int t = 0; t < T; t++) dot[t] = Ints{};
+    for (int n = 0; n < K::N; n++) {
+        const int v = g * K::N + n, shift = K::BITS * (n % K::FIELDS);
+        const uint8_t* w = words + 64 * (v / K::FIELDS);
+        for (int i = 0; i < 64; i++) {
+            const int code = table.code[w[i] >> shift & ((1 << K::BITS) - 1)];
+            for (int t = 0; t < T; t++) dot[t].v[i / 4] += code * q[t][32 * v + i % 4];
+        }
+    }
+}
+
+#endif
+
+}  // namespace
+}  // namespace strata
