@@ -1,4 +1,4 @@
-"""Attention and its append step on the device against kernels/attention, rms_norm, rotary and qsa."""
+"""Attention and its append step on the device against the torch versions of their ops."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_attention(triton_device: torch.device, dtype: torch.dtype, start: int, 
 
 
 def test_attention_over_selected_blocks(triton_device: torch.device) -> None:
-    """Blocks of 4, budget 3: the first token still sees all (3 complete blocks), the second picks."""
+    """Blocks of 4, budget 3: a token with 3 complete blocks sees all, one with 4 picks."""
     d = triton_device
     n = 17
     q, k, v = rand(0, T, H, D), rand(1, n, G, D).half(), rand(2, n, G, D).half()

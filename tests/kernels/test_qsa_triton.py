@@ -8,7 +8,7 @@ import torch
 from strata.kernels.qsa import select_blocks as select_ref
 from strata.kernels.qsa.triton import select_blocks
 
-I, D, R, BUDGET, CAPACITY = 2, 32, 4, 5, 64
+IH, D, R, BUDGET, CAPACITY = 2, 32, 4, 5, 64
 
 
 def rand(seed: int, *shape: int) -> torch.Tensor:
@@ -31,7 +31,7 @@ def select(
 def test_selection(triton_device: torch.device, dtype: torch.dtype) -> None:
     """Token 2 completes block 41; more blocks than a run of the selection holds (16)."""
     start, n_tokens = 165, 3
-    q, keys = rand(0, n_tokens, I, D), rand(1, CAPACITY, D).to(dtype)
+    q, keys = rand(0, n_tokens, IH, D), rand(1, CAPACITY, D).to(dtype)
     keys[42:] = float("nan")
     blocks, scores = select(q, keys, start, triton_device)
     expected = select_ref(q, keys[: (start + n_tokens) // R], start, R, BUDGET)
@@ -42,11 +42,11 @@ def test_selection(triton_device: torch.device, dtype: torch.dtype) -> None:
 
 
 def test_ties_go_to_the_lower_index(triton_device: torch.device) -> None:
-    """Few distinct scores, zero among them: equal keys in many blocks, over runs of the selection."""
+    """Few distinct scores, zero among them, over runs of the selection."""
     keys = torch.zeros(CAPACITY, D, dtype=torch.float16)
     for block, value in ((3, 1.0), (20, 2.0), (21, 2.0), (33, 1.0), (40, 1.0), (41, -1.0)):
         keys[block, 0] = value
-    q = torch.zeros(1, I, D)
+    q = torch.zeros(1, IH, D)
     q[:, :, 0] = 1.0
     start = 45 * R - 1
     blocks, _ = select(q, keys, start, triton_device)
@@ -59,7 +59,7 @@ def test_ties_go_to_the_lower_index(triton_device: torch.device) -> None:
 
 def test_nothing_to_select(triton_device: torch.device) -> None:
     """A token whose blocks fit is left alone, also beside one whose blocks do not."""
-    q, keys = rand(0, 2, I, D), rand(1, CAPACITY, D).half()
+    q, keys = rand(0, 2, IH, D), rand(1, CAPACITY, D).half()
     blocks, _ = select(q, keys, BUDGET * R - 1, triton_device)
     assert blocks.tolist() == [[-7] * BUDGET] * 2
     start = (BUDGET + 1) * R - 2
@@ -69,7 +69,7 @@ def test_nothing_to_select(triton_device: torch.device) -> None:
 
 
 def test_scores_do_not_depend_on_other_tokens(triton_device: torch.device) -> None:
-    q, keys = rand(0, 3, I, D), rand(1, CAPACITY, D).half()
+    q, keys = rand(0, 3, IH, D), rand(1, CAPACITY, D).half()
     blocks, scores = select(q, keys, 100, triton_device)
     for t in range(3):
         alone, row = select(q[t : t + 1], keys, 100 + t, triton_device)

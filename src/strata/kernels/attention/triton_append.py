@@ -81,7 +81,7 @@ def _normed_rotated(
 def _block_mean(
     ik, ring, first, start, i, ok, STRIDE, ID: tl.constexpr, E: tl.constexpr, R: tl.constexpr
 ):
-    """Mean of dims i of the raw keys at first .. first + R - 1; those before start are in the ring."""
+    """Mean of dims i of the raw keys at first .. first + R - 1; before start they are in the ring."""
     total = tl.zeros(i.shape, tl.float32)
     for s in tl.static_range(R):
         c = first + s
@@ -122,17 +122,17 @@ def _attention_head(
 @triton.jit
 def _index_head(
     e, t, p, q, k, q_norm, k_norm, q_out, ring, keys, eps, turns, factor, Q_STRIDE, K_STRIDE,
-    I: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr, PAIRS: tl.constexpr,
+    IH: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr, PAIRS: tl.constexpr,
     E: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """Index query e < I, or the raw key and the key of the block that it completes."""
+    """Index query e < IH, or the raw key and the key of the block that it completes."""
     i = tl.arange(0, BLOCK)
     j = partner_of(i, N, PAIRS)
     ok = i < D
-    if e < I:
+    if e < IH:
         at = q + t * Q_STRIDE + e * D
         y = _head(at, at, q_norm, i, j, ok, p, eps, turns, factor, D, N, PAIRS, False, True)
-        tl.store(q_out + (t * I + e) * D + i, y, mask=ok)
+        tl.store(q_out + (t * IH + e) * D + i, y, mask=ok)
     else:
         raw = tl.load(k + t * K_STRIDE + i, mask=ok, other=0.0)
         tl.store(ring + (p % E) * D + i, raw, mask=ok)
@@ -152,10 +152,10 @@ def append_kernel(
     factor, Q_STRIDE, K_STRIDE, V_STRIDE, HEAD: tl.constexpr, H: tl.constexpr, G: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr, PAIRS: tl.constexpr,
     BIAS: tl.constexpr, NORM: tl.constexpr,
-    iq, ik, iq_norm, ik_norm, iq_out, ring, keys, IQ_STRIDE, IK_STRIDE, I: tl.constexpr,
+    iq, ik, iq_norm, ik_norm, iq_out, ring, keys, IQ_STRIDE, IK_STRIDE, IH: tl.constexpr,
     ID: tl.constexpr, IBLOCK: tl.constexpr, E: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """HEAD: columns between query heads. I: index heads, 0 without an indexer. E: ring entries."""
+    """HEAD: columns between query heads. IH: index heads, 0 without an indexer. E: ring entries."""
     t = tl.program_id(0)
     e = tl.program_id(1)
     p = tl.load(pos + t)
@@ -165,10 +165,10 @@ def append_kernel(
             eps, turns, factor, Q_STRIDE, K_STRIDE, V_STRIDE, HEAD, H, G, D, BLOCK, N, PAIRS,
             BIAS, NORM,
         )  # fmt: skip
-    elif I > 0:
+    elif IH > 0:
         _index_head(
             e - H - G, t, p, iq, ik, iq_norm, ik_norm, iq_out, ring, keys, eps, turns, factor,
-            IQ_STRIDE, IK_STRIDE, I, ID, IBLOCK, N, PAIRS, E, R,
+            IQ_STRIDE, IK_STRIDE, IH, ID, IBLOCK, N, PAIRS, E, R,
         )  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def append(
     biases = [other if h.bias_N is None else h.bias_N for h in (q, k, v)]
     norms = [other if h.norm_d is None else h.norm_d for h in (q, k)]
     extra = _indexer_args(indexer, other)
-    n_index = extra["I"]
+    n_index = extra["IH"]
     block = triton.next_power_of_2(dim)
     append_kernel[(n_tokens, n_heads + n_groups + (n_index + 1 if n_index else 0))](
         q.x_TN, k.x_TN, v.x_TN, *biases, *norms, q_out_THd, k_cache_nGd, v_cache_nGd, pos_T, eps,
@@ -210,7 +210,7 @@ def append(
 def _indexer_args(indexer: IndexerInput | None, other: torch.Tensor) -> dict[str, object]:
     if indexer is None:
         names = ("iq", "ik", "iq_norm", "ik_norm", "iq_out", "ring", "keys")
-        sizes = {"IQ_STRIDE": 0, "IK_STRIDE": 0, "I": 0, "ID": 1, "IBLOCK": 1, "E": 1, "R": 1}
+        sizes = {"IQ_STRIDE": 0, "IK_STRIDE": 0, "IH": 0, "ID": 1, "IBLOCK": 1, "E": 1, "R": 1}
         return dict.fromkeys(names, other) | sizes
     q, k = indexer.q, indexer.k
     assert q.norm_d is not None and k.norm_d is not None, "the indexer has norms"
@@ -225,7 +225,7 @@ def _indexer_args(indexer: IndexerInput | None, other: torch.Tensor) -> dict[str
         "keys": indexer.block_keys_Bd,
         "IQ_STRIDE": q.x_TN.stride(0),
         "IK_STRIDE": k.x_TN.stride(0),
-        "I": n_heads,
+        "IH": n_heads,
         "ID": dim,
         "IBLOCK": triton.next_power_of_2(dim),
         "E": len(indexer.ring_Ed),

@@ -24,7 +24,7 @@ from strata.kernels.triton_common import EXACT, INTERPRET, interpreted_int
 
 @triton.jit
 def scores_kernel(
-    q, keys, pos, scores, root, T: tl.constexpr, I: tl.constexpr, D: tl.constexpr,
+    q, keys, pos, scores, root, T: tl.constexpr, IH: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_B: tl.constexpr, R: tl.constexpr, BUDGET: tl.constexpr,
     CAPACITY: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
@@ -32,10 +32,12 @@ def scores_kernel(
     n_blocks = (tl.load(pos + T - 1) + 1) // R
     if n_blocks > BUDGET:
         # rows of 8 tokens, however many there are: one shape, one order of sums
-        m = tl.arange(0, 8 * I)
+        m = tl.arange(0, 8 * IH)
         d = tl.arange(0, BLOCK_D)
         q_MD = tl.load(
-            q + m[:, None] * D + d[None, :], mask=(m < T * I)[:, None] & (d < D)[None, :], other=0.0
+            q + m[:, None] * D + d[None, :],
+            mask=(m < T * IH)[:, None] & (d < D)[None, :],
+            other=0.0,
         )
         power, inverse = powers(q_MD)
         q_MD = q_MD * inverse[:, None]
@@ -51,7 +53,7 @@ def scores_kernel(
             at = keys + b[:, None].to(tl.int64) * D + d[None, :]
             key_BD = tl.load(at, mask=ok[:, None] & (d < D)[None, :], other=0.0)
             product = f32_dot(q_MD, tl.trans(key_BD)) * power[:, None]
-            score = tl.sum(tl.reshape(tl.maximum(product, 0.0), (8, I, BLOCK_B)), axis=1)
+            score = tl.sum(tl.reshape(tl.maximum(product, 0.0), (8, IH, BLOCK_B)), axis=1)
             score = tl.div_rn(score, tl.zeros_like(score) + root)
             tl.store(scores + t * CAPACITY + b[None, :], score, mask=(t < T) & ok[None, :])
 
@@ -142,7 +144,7 @@ def select_blocks(
     programs: int = 128,
     run: int = 8192,
 ) -> None:
-    """blocks[t]: the kept blocks of token t, ascending, if it has more than the budget. Two launches.
+    """blocks[t]: kept blocks of token t, ascending, if it has more than the budget. Two launches.
 
     q_TId: f32 [T, I, d], contiguous. key_Bd: f16 or f32 [capacity, d], contiguous; key j is valid
     when block j is complete. pos_T: int32 [T], consecutive. scores_TB: f32 [T, capacity], scratch.
@@ -156,7 +158,7 @@ def select_blocks(
     run = min(run, triton.next_power_of_2(capacity))
     block_b = 32
     scores_kernel[(programs,)](
-        q_TId, key_Bd, pos_T, scores_TB, math.sqrt(dim), T=n_tokens, I=n_heads, D=dim,
+        q_TId, key_Bd, pos_T, scores_TB, math.sqrt(dim), T=n_tokens, IH=n_heads, D=dim,
         BLOCK_D=triton.next_power_of_2(dim), BLOCK_B=block_b, R=block_tokens, BUDGET=budget,
         CAPACITY=capacity, PROGRAMS=programs, num_warps=4, **EXACT,
     )  # fmt: skip
