@@ -227,9 +227,9 @@ def _open_gguf(found: Found, for_inspection: bool) -> Checkpoint:
 
 def _not_a_model(opened: GgufSet) -> str | None:
     """Why a GGUF is no language model, by its own words; None when it may be one."""
-    if opened.metadata.get(ARCHITECTURE_KEY) == "clip":
+    architecture, kind = (opened.metadata.get(k) for k in (ARCHITECTURE_KEY, "general.type"))
+    if isinstance(architecture, str) and architecture == "clip":
         return _NOT_MODELS["mmproj"]
-    kind = opened.metadata.get("general.type")
     return _NOT_MODELS.get(kind) if isinstance(kind, str) else None
 
 

@@ -107,7 +107,11 @@ class _Table:
     def flag(self, key: str, default: bool) -> bool:
         """A yes-or-no key."""
         value = self.get(key)
-        return default if value is None else bool(value)
+        if value is None:
+            return default
+        if not isinstance(value, int):
+            raise FormatError(f"{_PREFIX}{key} is {quoted(str(value), 60)}, not true or false")
+        return bool(value)
 
     def of_type(self, *types: TokenType) -> list[int]:
         """Ids of all tokens of these types, in order."""
@@ -116,7 +120,11 @@ class _Table:
 
     def _id(self, key: str) -> int | None:
         value = self.get(key)
-        if value is None or value < 0:
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise FormatError(f"{_PREFIX}{key} is {quoted(str(value), 60)}, which is no token id")
+        if value < 0:
             return None
         if value >= self.n_tokens:
             if key in ("bos_token_id", *_END_KEYS):
@@ -126,7 +134,7 @@ class _Table:
             # Files with a padding id one past the end are common and harmless.
             _LOG.warning("%s%s is %s, outside the vocabulary: ignored", _PREFIX, key, value)
             return None
-        return int(value)
+        return value
 
     def _check_unique(self) -> None:
         if len(set(self.tokens)) == self.n_tokens:
@@ -281,9 +289,20 @@ def _sentence_piece(table: _Table) -> Vocabulary:
     )
 
 
+def _items(values: Any, key: str) -> list[Any]:
+    """The items of an array, as a list."""
+    if isinstance(values, str) or not hasattr(values, "__len__"):
+        raise FormatError(f"{_PREFIX}{key} is {quoted(str(values), 60)}, not an array")
+    return list(values.tolist() if hasattr(values, "tolist") else values)
+
+
 def _texts(values: Sequence[str | bytes], key: str) -> list[str]:
     """A string array as str, checked to be valid text."""
-    texts: list[Any] = values.tolist() if hasattr(values, "tolist") else list(values)
+    texts = _items(values, key)
+    if not all(isinstance(text, str | bytes) for text in texts):
+        raise FormatError(
+            f"{_PREFIX}{key} holds something else than texts; convert the model again"
+        )
     if bytes in set(map(type, texts)):
         texts = [x.decode("utf-8", "surrogateescape") if isinstance(x, bytes) else x for x in texts]
     try:
@@ -296,7 +315,11 @@ def _texts(values: Sequence[str | bytes], key: str) -> list[str]:
 
 def _numbers(values: Any, key: str, n_tokens: int) -> list[Any]:
     """A numeric array with one number for each token, as a list."""
-    numbers = values.tolist() if hasattr(values, "tolist") else list(values)
+    numbers = _items(values, key)
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise FormatError(
+            f"{_PREFIX}{key} holds something else than numbers; convert the model again"
+        )
     if len(numbers) < n_tokens:
         raise FormatError(
             f"{_PREFIX}{key} has {len(numbers)} numbers for {n_tokens} tokens; "

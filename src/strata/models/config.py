@@ -6,12 +6,19 @@ file, the key, the value and what was expected.
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from strata.core.errors import FormatError, UnsupportedError
+
+MOST = 1 << 20
+"""Largest credible width or number of parts; work is done for each before a tensor is compared."""
+MOST_TOKENS = 1 << 40
+"""Largest credible number of tokens or table rows."""
 
 
 class Config:
@@ -45,20 +52,24 @@ class Config:
             raise self.wrong(key, value, "an object")
         return Config(value, f"{self.where}: {key}")
 
-    def size(self, *keys: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
-        return self._whole(keys, default, 1)
+    def size(self, *keys: str, default: int | None = None, most: int = MOST) -> int:
+        """A whole number from 1 to ``most``."""
+        return self._whole(keys, default, 1, most)
 
-    def count(self, *keys: str, default: int | None = None) -> int:
-        """A whole number of at least 0."""
-        return self._whole(keys, default, 0)
+    def count(self, *keys: str, default: int | None = None, most: int = MOST) -> int:
+        """A whole number from 0 to ``most``."""
+        return self._whole(keys, default, 0, most)
 
     def number(self, *keys: str, default: float | None = None) -> float:
         """A finite number."""
         key, value = self._first(keys, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value - value != 0:
+        number = float("nan")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            with contextlib.suppress(OverflowError):  # JSON knows whole numbers of any length
+                number = float(value)
+        if not math.isfinite(number):
             raise self.wrong(key, value, "a number")
-        return float(value)
+        return number
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """True or false."""
@@ -144,7 +155,14 @@ class Config:
             )
         return keys[0], default
 
-    def _whole(self, keys: tuple[str, ...], default: int | None, least: int) -> int:
+    def positive(self, *keys: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self.number(*keys, default=default)
+        if value <= 0:
+            raise self.wrong(self._first(keys, default)[0], value, "a number above 0")
+        return value
+
+    def _whole(self, keys: tuple[str, ...], default: int | None, least: int, most: int) -> int:
         key, value = self._first(keys, default)
         if isinstance(value, np.ndarray) and value.size and (value == value.flat[0]).all():
             value = value.flat[0].item()
@@ -152,6 +170,8 @@ class Config:
             raise self.unsupported(key, value, "one value for all layers")
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.wrong(key, value, f"a whole number of at least {least}")
+        if value > most:
+            raise self.wrong(key, value, f"a whole number of at most {most}")
         return value
 
 

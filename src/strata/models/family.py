@@ -11,10 +11,17 @@ from dataclasses import dataclass
 
 from strata.core.errors import FormatError
 from strata.formats.checkpoint import Checkpoint
-from strata.models.config import Config
+from strata.models.config import MOST_TOKENS, Config
 from strata.models.expert_source import ExpertSource
 from strata.models.sources import Sources
-from strata.models.spec import AttentionSpec, GdnSpec, LayerSpec, ModelSpec, MoeSpec
+from strata.models.spec import (
+    AttentionSpec,
+    GdnSpec,
+    LayerSpec,
+    ModelSpec,
+    MoeSpec,
+    NgramSpec,
+)
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,8 @@ def _check_layer(layer: LayerSpec) -> None:
             f"{mixer.n_v_heads} value heads cannot share {mixer.n_k_heads} key heads evenly; "
             f"the model's settings contradict themselves"
         )
+    if layer.ngram is not None:
+        _check_ngram(layer.ngram)
     if not isinstance(ffn, MoeSpec):
         return
     if ffn.n_active > ffn.n_experts // ffn.n_groups * ffn.groups_kept:
@@ -114,6 +123,24 @@ def _check_layer(layer: LayerSpec) -> None:
             f"{ffn.n_active} experts per token cannot be chosen from {ffn.n_experts} in "
             f"{ffn.n_groups} groups of which {ffn.groups_kept} are kept; "
             f"the model's settings contradict themselves"
+        )
+
+
+def _check_ngram(ngram: NgramSpec) -> None:
+    n_heads = ngram.heads_per_ngram * (ngram.ngram_size - 1)
+    lengths = (len(ngram.multipliers), len(ngram.head_vocab), len(ngram.head_offset))
+    if lengths != (ngram.ngram_size, n_heads, n_heads):
+        raise FormatError(
+            f"n-grams of {ngram.ngram_size} tokens with {ngram.heads_per_ngram} heads each need "
+            f"{ngram.ngram_size} multipliers, {n_heads} head sizes and {n_heads} head offsets, not "
+            f"{lengths[0]}, {lengths[1]} and {lengths[2]}; the model's settings contradict "
+            f"themselves"
+        )
+    numbers = (*ngram.multipliers, *ngram.head_offset, *(n - 1 for n in ngram.head_vocab))
+    if not all(0 <= n < 1 << 63 for n in numbers):
+        raise FormatError(
+            "an n-gram multiplier, head size or head offset is out of range; the model's settings "
+            "contradict themselves"
         )
 
 
@@ -136,17 +163,27 @@ def hf_trunk(ckpt: Checkpoint, config: Config) -> Trunk:
     outer = Config(ckpt.config, config.where)
     ties = [c.flag("tie_word_embeddings", False) for c in (config, outer)]
     return Trunk(
-        n_layers=config.size("num_hidden_layers"),
+        n_layers=_layers(ckpt, config.size("num_hidden_layers"), config.where),
         d_model=d_model,
-        n_vocab=config.size("vocab_size"),
-        norm_eps=config.number("rms_norm_eps", default=1e-6),
-        max_context_tokens=config.size("max_position_embeddings"),
+        n_vocab=config.size("vocab_size", most=MOST_TOKENS),
+        norm_eps=config.positive("rms_norm_eps", default=1e-6),
+        max_context_tokens=config.size("max_position_embeddings", most=MOST_TOKENS),
         n_heads=n_heads,
         n_kv_heads=config.size("num_key_value_heads", default=n_heads),
         head_dim=config.size("head_dim", default=max(1, d_model // n_heads)),
         tied_head=any(ties) and "lm_head.weight" not in ckpt.tensors,
         eos_tokens=_hf_eos(ckpt, config),
     )
+
+
+def _layers(ckpt: Checkpoint, n_layers: int, where: str) -> int:
+    """The number of layers, which must be credible: every layer has tensors of its own."""
+    if not 1 <= n_layers <= len(ckpt.tensors):
+        raise FormatError(
+            f"{where}: {n_layers} layers cannot be in a file of {len(ckpt.tensors)} tensors; "
+            f"settings and weights belong to different models"
+        )
+    return n_layers
 
 
 def _hf_eos(ckpt: Checkpoint, config: Config) -> tuple[int, ...]:
@@ -168,13 +205,13 @@ def gguf_trunk(ckpt: Checkpoint, meta: Config) -> Trunk:
     if embed is not None:
         n_vocab = embed.n_rows
     else:
-        n_vocab = meta.size("vocab_size", default=len(_tokens(ckpt)))
+        n_vocab = meta.size("vocab_size", default=len(_tokens(ckpt)), most=MOST_TOKENS)
     return Trunk(
-        n_layers=n_layers,
+        n_layers=_layers(ckpt, n_layers, meta.where),
         d_model=d_model,
         n_vocab=n_vocab,
-        norm_eps=meta.number("attention.layer_norm_rms_epsilon"),
-        max_context_tokens=meta.size("context_length"),
+        norm_eps=meta.positive("attention.layer_norm_rms_epsilon"),
+        max_context_tokens=meta.size("context_length", most=MOST_TOKENS),
         n_heads=n_heads,
         n_kv_heads=meta.size("attention.head_count_kv", default=n_heads),
         head_dim=meta.size("attention.key_length", default=max(1, d_model // n_heads)),

@@ -47,7 +47,7 @@ def gguf_shared_width(ckpt: Checkpoint, meta: Config) -> int:
 def gguf_rotary_dims(meta: Config, trunk: Trunk) -> int:
     """Rotated dims of a head. Keys and values of different widths are refused."""
     meta.require("attention.value_length", trunk.head_dim)
-    return meta.size("rope.dimension_count", default=trunk.head_dim)
+    return meta.size("rope.dimension_count", default=trunk.head_dim, most=trunk.head_dim)
 
 
 def hf_sparse_layers(config: Config, trunk: Trunk) -> list[bool]:

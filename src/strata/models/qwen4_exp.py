@@ -18,9 +18,9 @@ from typing import Literal
 
 import numpy as np
 
-from strata.core.errors import UnsupportedError
+from strata.core.errors import FormatError, UnsupportedError
 from strata.formats.checkpoint import Checkpoint
-from strata.models.config import Config
+from strata.models.config import MOST_TOKENS, Config
 from strata.models.family import (
     Dialect,
     Family,
@@ -62,6 +62,9 @@ from strata.models.tables import (
     hf_sources,
     hf_top,
 )
+
+_MOST_NGRAM = 256
+"""Longest n-gram, and most heads each; the settings make a table for every head."""
 
 
 def _hf_read(role: str, module: str) -> Naming:
@@ -156,7 +159,7 @@ def _hf_indexer(config: Config) -> IndexerSpec:
     return IndexerSpec(
         n_heads=config.size("indexer_n_heads"),
         head_dim=config.size("indexer_head_dim"),
-        budget_tokens=config.size("indexer_budget"),
+        budget_tokens=config.size("indexer_budget", most=MOST_TOKENS),
         block_tokens=config.size("indexer_compress_ratio"),
     )
 
@@ -200,12 +203,12 @@ def _hf_constant_names(ckpt: Checkpoint, layer: int) -> tuple[str, str, str]:
 def _hf_constants(ckpt: Checkpoint, config: Config, layer: int) -> NgramConstants:
     """The checkpoint's own hash constants where it has them, else those its settings imply."""
     implied = ngram_constants(
-        n_vocab=config.size("vocab_size"),
-        ngram_size=config.size("ngram_size", default=3),
-        heads_per_ngram=config.size("heads_per_ngram", default=8),
-        vocab_base=config.size("ngram_vocab_size_base", default=20_000_000),
+        n_vocab=config.size("vocab_size", most=MOST_TOKENS),
+        ngram_size=config.size("ngram_size", default=3, most=_MOST_NGRAM),
+        heads_per_ngram=config.size("heads_per_ngram", default=8, most=_MOST_NGRAM),
+        vocab_base=config.size("ngram_vocab_size_base", default=20_000_000, most=MOST_TOKENS),
         divisible_by=config.size("make_ngram_vocab_size_divisible_by", default=128),
-        seed=config.count("seed", default=1234),
+        seed=config.count("seed", default=1234, most=1 << 63),
     )
     names = _hf_constant_names(ckpt, layer)
     if any(name not in ckpt.tensors for name in names):
@@ -242,6 +245,11 @@ def _hf_table(ckpt: Checkpoint, prefix: str) -> Rows:
         return Rows((stem + "weight",), on_disk=True)
     # a gap in the numbers would shift every row behind it, so missing shards are named too
     count = 1 + max(number for number, _ in numbered)
+    if count > len(ckpt.tensors):
+        raise FormatError(
+            f"{ckpt.path} has {len(numbered)} shards of the n-gram table but their numbers go up "
+            f"to {count - 1}; shards are missing or the names are damaged"
+        )
     return Rows(tuple(f"{stem}shard_{i}.weight" for i in range(count)), on_disk=True)
 
 
@@ -281,7 +289,7 @@ def _gguf_indexer(meta: Config, trunk: Trunk, recurrent: Sequence[bool]) -> Inde
     return IndexerSpec(
         n_heads=meta.size("attention.indexer.head_count"),
         head_dim=meta.size("attention.indexer.key_length"),
-        budget_tokens=meta.size("attention.indexer.top_k"),
+        budget_tokens=meta.size("attention.indexer.top_k", most=MOST_TOKENS),
         block_tokens=chosen.pop(),
     )
 

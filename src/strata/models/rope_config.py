@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strata.models.config import Config
+from strata.models.config import MOST_TOKENS, Config
 from strata.models.rotary import Pairing, from_factors, linear, llama3, plain, yarn
 from strata.models.spec import RotarySpec
 
@@ -53,19 +53,22 @@ def hf_rotary(
     if nested:
         raise rope.unsupported(nested[0], rope.get(nested[0]), "one rope setting for all layers")
     theta = _either(rope, config, "rope_theta", defaults.theta)
-    n_dims = int(head_dim * _either(rope, config, "partial_rotary_factor", defaults.partial))
+    partial = _either(rope, config, "partial_rotary_factor", defaults.partial)
+    if not 0 < partial <= 1:
+        raise config.wrong("partial_rotary_factor", partial, "a number above 0 and at most 1")
+    n_dims = int(head_dim * partial)
     kind = hf_rope_type(rope)
     if kind == "default":
         return plain(theta, n_dims, pairing)
     if kind == "linear":
-        return linear(theta, n_dims, rope.number("factor"), pairing)
+        return linear(theta, n_dims, rope.positive("factor"), pairing)
     if kind == "llama3":
         return llama3(
             theta,
             n_dims,
-            rope.number("factor"),
-            rope.number("low_freq_factor"),
-            rope.number("high_freq_factor"),
+            rope.positive("factor"),
+            rope.positive("low_freq_factor"),
+            rope.positive("high_freq_factor"),
             _original_context(config, rope),
             pairing,
         )
@@ -85,15 +88,21 @@ def _optional(section: Config, key: str) -> float | None:
 def _original_context(config: Config, rope: Config) -> int:
     key = "original_max_position_embeddings"
     if config.has(key):
-        return config.size(key)
-    return rope.size(key) if rope.has(key) else config.size("max_position_embeddings")
+        return config.size(key, most=MOST_TOKENS)
+    return (
+        rope.size(key, most=MOST_TOKENS)
+        if rope.has(key)
+        else config.size("max_position_embeddings", most=MOST_TOKENS)
+    )
 
 
 def yarn_factor(config: Config, rope: Config) -> float:
     """How much YaRN stretches the context; the ratio of the two context lengths when not given."""
     if rope.has("factor"):
-        return rope.number("factor")
-    return config.size("max_position_embeddings") / _original_context(config, rope)
+        return rope.positive("factor")
+    return config.size("max_position_embeddings", most=MOST_TOKENS) / _original_context(
+        config, rope
+    )
 
 
 def _hf_yarn(
@@ -142,7 +151,7 @@ def gguf_rotary(
         return plain(theta, n_dims, pairing)
     if kind not in ("linear", "yarn"):
         raise meta.unsupported("rope.scaling.type", kind, GGUF_TYPES)
-    factor = meta.number("rope.scaling.factor", "rope.scale_linear")
+    factor = meta.positive("rope.scaling.factor", "rope.scale_linear")
     if kind == "linear":
         return linear(theta, n_dims, factor, pairing)
     meta.require("rope.scaling.yarn_ext_factor", 1.0)
@@ -150,7 +159,7 @@ def gguf_rotary(
         theta,
         n_dims,
         factor,
-        meta.size("rope.scaling.original_context_length", "context_length"),
+        meta.size("rope.scaling.original_context_length", "context_length", most=MOST_TOKENS),
         beta_fast=meta.number("rope.scaling.yarn_beta_fast", default=32.0),
         beta_slow=meta.number("rope.scaling.yarn_beta_slow", default=1.0),
         mscale=mscale,

@@ -26,6 +26,8 @@ def _wavelength_base(theta: float, n_dims: int) -> torch.Tensor:
             f"rotary needs an even, positive number of dims per head, got {n_dims}; "
             f"check head_dim and partial_rotary_factor"
         )
+    if not 0 < theta < math.inf:
+        raise FormatError(f"the base of the rotary frequencies is {theta}; a number above 0 is due")
     base: torch.Tensor = theta ** (torch.arange(0, n_dims, 2, dtype=torch.float32) / n_dims)
     return base
 
@@ -115,6 +117,12 @@ def yarn(
     truncate: round the ramp's ends outwards to whole dims (gpt-oss: False).
     attention_factor None: worked out from factor and the mscales.
     """
+
+    if theta <= 1 or not 0 < beta_slow < beta_fast:
+        raise FormatError(
+            f"YaRN needs a base above 1 and 0 < beta_slow < beta_fast, got base {theta}, beta_slow "
+            f"{beta_slow} and beta_fast {beta_fast}; check the rope settings"
+        )
 
     def dim_of(turns: float) -> float:
         log_turns = math.log(original_context / (turns * 2 * math.pi))

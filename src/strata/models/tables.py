@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from strata.core.errors import FormatError
 from strata.formats.checkpoint import Checkpoint
 from strata.models.expert_layouts import (
     PROJS,
@@ -131,9 +132,19 @@ def hf_experts(ckpt: Checkpoint, spec: ModelSpec) -> CheckpointExperts:
             names = {p: _either(ckpt, f"{prefix}{p}_proj") for p in PROJS}
             layouts[index] = Stacked(ckpt, sizes, names)
         else:
+            _check_count(ckpt, sizes)
             each = {p: f"{prefix}{{}}.{p}_proj.weight" for p in PROJS}
             layouts[index] = PerExpert(ckpt, sizes, each)
     return experts_from(layouts, spec)
+
+
+def _check_count(ckpt: Checkpoint, sizes: ExpertSizes) -> None:
+    """Experts with tensors of their own cannot outnumber the file's tensors."""
+    if len(ckpt.tensors) < sizes.E:
+        raise FormatError(
+            f"{ckpt.path}: {sizes.E} experts a layer cannot be in a file of {len(ckpt.tensors)} "
+            f"tensors; settings and weights belong to different models"
+        )
 
 
 def _either(ckpt: Checkpoint, name: str) -> str:
@@ -154,6 +165,7 @@ def gguf_experts(ckpt: Checkpoint, spec: ModelSpec) -> CheckpointExperts:
         if fused in ckpt.tensors:
             layouts[index] = FusedGateUp(ckpt, sizes, fused, names["down"], biases)
         elif prefix + "gate.0.weight" in ckpt.tensors:
+            _check_count(ckpt, sizes)
             each = {p: f"{prefix}{p}.{{}}.weight" for p in PROJS}
             layouts[index] = PerExpert(ckpt, sizes, each)
         else:

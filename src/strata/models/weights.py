@@ -184,6 +184,9 @@ def _matrix_type(ckpt: Checkpoint, source: Rows) -> str:
 
 def _planned(ckpt: Checkpoint, name: str, role: Role, source: Source) -> PlannedWeight:
     if isinstance(source, Values):
+        info = ckpt.info(source.tensor)
+        if math.prod(role.shape) > info.n_elements:  # conversions drop numbers but make none
+            raise shape_error(info, name, role.shape)
         return PlannedWeight(name, "F32", role.shape, 4 * math.prod(role.shape), False)
     n_rows = _check_rows(ckpt, name, role, source)
     kind = _matrix_type(ckpt, source)
