@@ -81,7 +81,7 @@ def _normed_rotated(
 def _block_mean(
     ik, ring, first, start, i, ok, STRIDE, ID: tl.constexpr, E: tl.constexpr, R: tl.constexpr
 ):
-    """Mean of dims i of the raw keys at first .. first + R - 1; before start they are in the ring."""
+    """Mean of dims i of the raw keys at first .. first + R - 1, in the ring before start."""
     total = tl.zeros(i.shape, tl.float32)
     for s in tl.static_range(R):
         c = first + s

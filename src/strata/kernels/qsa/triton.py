@@ -49,13 +49,13 @@ def scores_kernel(
             PROGRAMS * BLOCK_B,
         ):
             b = b0 + tl.arange(0, BLOCK_B)
-            ok = b < n_blocks
+            ok_b = b < n_blocks
             at = keys + b[:, None].to(tl.int64) * D + d[None, :]
-            key_BD = tl.load(at, mask=ok[:, None] & (d < D)[None, :], other=0.0)
+            key_BD = tl.load(at, mask=ok_b[:, None] & (d < D)[None, :], other=0.0)
             product = f32_dot(q_MD, tl.trans(key_BD)) * power[:, None]
             score = tl.sum(tl.reshape(tl.maximum(product, 0.0), (8, IH, BLOCK_B)), axis=1)
             score = tl.div_rn(score, tl.zeros_like(score) + root)
-            tl.store(scores + t * CAPACITY + b[None, :], score, mask=(t < T) & ok[None, :])
+            tl.store(scores + t * CAPACITY + b[None, :], score, mask=(t < T) & ok_b[None, :])
 
 
 @triton.jit
