@@ -1,14 +1,22 @@
-"""One torch thread in every test, as in the engine; kernels for the GPU are left out, and named,
-without Triton."""
+"""One torch thread in every test, as in the engine; Triton's interpreter where there is no GPU;
+kernels for the GPU are left out, and named, without Triton."""
+
+from __future__ import annotations
 
 import importlib.util
+import os
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 collect_ignore_glob = [] if HAS_TRITON else ["kernels/*_triton.py"]
+
+if not torch.cuda.is_available():
+    # must be set before the first kernel is defined
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_report_header() -> str:
@@ -18,3 +26,14 @@ def pytest_report_header() -> str:
         if HAS_TRITON
         else "triton: not installed, tests/kernels/*_triton.py left out"
     )
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def triton_device(request: pytest.FixtureRequest) -> torch.device:
+    """Where kernels run: "cpu" through the interpreter, or "cuda"; the other one is skipped."""
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
+    if request.param == "cpu" and not interpreted:
+        pytest.skip("kernels are compiled here (TRITON_INTERPRET=1 runs them on the CPU)")
+    if request.param == "cuda" and (interpreted or not torch.cuda.is_available()):
+        pytest.skip("no CUDA device, or TRITON_INTERPRET=1")
+    return torch.device(request.param)
