@@ -22,7 +22,7 @@ from strata.kernels.combine import combine, copy_rows
 from strata.kernels.native_ops import native_ops
 from strata.kernels.ops import Ops
 from strata.kernels.plan import make_plan
-from strata.kernels.plan.native import make_plan as make_plan_native
+from strata.kernels.plan.native import Planner
 from strata.kernels.rms_norm import rms_norm
 from strata.kernels.router import route_rows
 from strata.native.fused_checks import _fused
@@ -369,7 +369,7 @@ def test_copy_rows() -> None:
     OPS["portable"].copy_rows(index, source, out)
     copy_rows(index, source, wanted)
     assert torch.equal(out, wanted)
-    with pytest.raises(EngineError, match="allowed is 0 .. 6"):
+    with pytest.raises(EngineError, match="holds 7, allowed is 0 .. 6"):
         OPS["portable"].copy_rows(np.array([7], np.int32), source, out)
 
 
@@ -410,14 +410,15 @@ def test_select_blocks_of_real_numbers_keeps_the_best() -> None:
 
 def test_plan_has_the_arrays_of_the_reference() -> None:
     """Every array of ``kernels/plan/ref`` for random rows and fast tiers."""
-    rng = np.random.default_rng(0)
+    rng, planner = np.random.default_rng(0), Planner()
     for _ in range(200):
         n_tokens, n_active, n_experts = rng.integers(1, 40), rng.integers(1, 9), rng.integers(9, 70)
         rows = [rng.permutation(n_experts)[:n_active] for _ in range(n_tokens)]
         expert_R = np.concatenate(rows).astype(np.int32)
         weight_R = rng.random(len(expert_R), np.float32)
         fast = np.where(rng.random(n_experts) < rng.choice([0, 0.3, 1]), 4096, 0).astype(np.int64)
-        got = make_plan_native(0, expert_R, weight_R, int(n_active), fast)
+        tensors = torch.from_numpy(expert_R), torch.from_numpy(weight_R)
+        got = planner.plan(0, *tensors, int(n_active), fast)
         wanted = make_plan(0, expert_R, weight_R, int(n_active), fast)
         assert got.place_R.dtype == wanted.place_R.dtype == np.int8
         assert np.array_equal(got.place_R, wanted.place_R)
@@ -430,15 +431,17 @@ def test_plan_has_the_arrays_of_the_reference() -> None:
 
 def test_plan_with_rules_is_the_reference() -> None:
     """A rule moves every expert; a wrong expert number is refused."""
-    expert_R, fast = np.array([3, 1, 3, 0], np.int32), np.zeros(5, np.int64)
+    planner, fast = Planner(), np.zeros(5, np.int64)
+    expert_R = torch.tensor([3, 1, 3, 0], dtype=torch.int32)
 
     def late(draft) -> None:
         draft.place_G[:] = Place.CPU_LATE
 
-    plan = make_plan_native(0, expert_R, np.ones(4, np.float32), 2, fast, [late])
+    plan = planner.plan(0, expert_R, torch.ones(4), 2, fast, [late])
     assert list(plan.groups) == [Place.CPU_LATE]
     with pytest.raises(EngineError, match="row 1 is routed to expert 5 of 5"):
-        make_plan_native(0, np.array([3, 5], np.int32), np.ones(2, np.float32), 2, fast)
+        wrong = torch.tensor([3, 5], dtype=torch.int32)
+        planner.plan(0, wrong, torch.ones(2), 2, fast)
 
 
 def test_tensors_that_do_not_fit_are_refused() -> None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from strata.core.types import Place
 from strata.experts.fast_tier import FastTier
 from strata.experts.workers import Worker
 from strata.kernels.plan import Plan, Rule
-from strata.kernels.plan.native import make_plan
+from strata.kernels.plan.native import Planner
 
 
 @dataclass
@@ -52,6 +51,7 @@ class ExpertService:
         self.workers = dict(workers)
         self.counters = RowCounters()
         self._plans: dict[int, Plan] = {}
+        self._planner = Planner()
 
     def plan(
         self,
@@ -62,14 +62,8 @@ class ExpertService:
         rules: Sequence[Rule] = (),
     ) -> Plan:
         """Give every routed row of the layer its place."""
-        plan = make_plan(
-            layer,
-            expert_R.numpy(),
-            weight_R.numpy().astype(np.float32, copy=False),
-            n_active,
-            self.tier.address_LE[layer],
-            rules,
-        )
+        fast_addr_E = self.tier.address_LE[layer]
+        plan = self._planner.plan(layer, expert_R, weight_R, n_active, fast_addr_E, rules)
         self._plans[layer] = plan
         self.counters.add(layer, plan)
         return plan

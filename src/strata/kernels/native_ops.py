@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from strata.kernels.embed import lookup
+from strata.kernels.embed.native import lookup
 from strata.kernels.gdn import ConvWeights
 from strata.kernels.ops import Ops
 from strata.kernels.rotary import RotaryLike

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from strata.kernels.attention import attention
-from strata.kernels.combine import combine, copy_rows
+from strata.kernels.combine import combine_all, copy_rows
 from strata.kernels.embed import lookup
 from strata.kernels.gdn import ConvWeights, gated_norm, inputs, recurrence
 from strata.kernels.hyper import mix, read_gates, write
@@ -157,8 +157,8 @@ class Ops:
     # feed-forward, kernels/router, kernels/combine and kernels/pointwise
     route: Callable[[Tensor, RouteRule, Tensor | None, Tensor | None, Tensor, Tensor], None]
     """(logits_TE, rule, bias_E, correction_E, expert_R, weight_R), route_rows."""
-    combine: Callable[[Tensor, Tensor, Tensor | None, Tensor], object]
-    """(rows_RD, weight_TK, shared_TD or None, out_TD), all rows valid."""
+    combine: Callable[[Tensor, Tensor, Tensor | None, Tensor], None]
+    """(rows_RD, weight_TK, shared_TD or None, out_TD), combine_all."""
     copy_rows: Callable[[npt.NDArray[np.int32], Tensor, Tensor], None]
     """(index, source_RD, out_RD)."""
     silu_times: Callable[[Tensor, Tensor], None]
@@ -201,7 +201,7 @@ def reference_ops(dtype: torch.dtype = torch.float32) -> Ops:
         ngram_gate=gated_value,
         ngram_conv=add_convolved,
         route=route_rows,
-        combine=lambda rows, weight, shared, out: combine(rows, weight, None, shared, out),
+        combine=combine_all,
         copy_rows=copy_rows,
         silu_times=silu_times,
         sigmoid_times=sigmoid_times,

@@ -63,8 +63,10 @@ class MoeFfn:
 
         def run(frame: Frame) -> None:
             logits_TE = self._ops.linear(frame["ffn_x"], self._router)
+            expert_R, weight_R = frame["expert"], frame["weight"]
             n = frame.T * self.spec.n_active
-            expert_R, weight_R = frame["expert"][:n], frame["weight"][:n]
+            if n != frame.R:
+                expert_R, weight_R = expert_R[:n], weight_R[:n]
             self._ops.route(logits_TE, self.spec, self._bias, self._correction, expert_R, weight_R)
 
         return Part("router", ("ffn_x",), ("expert", "weight"), run)

@@ -7,7 +7,7 @@ gathers them before the window runs (``Ngram.rows``) and the block starts from "
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -65,7 +65,8 @@ class Ngram:
 
     def rows(self, previous: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """What belongs into "ngram_rows" for tokens that follow previous, [T, row_width] f32."""
-        return gather(self.spec, self.table, row_ids(self.spec, previous, tokens))
+        ids_TH = row_ids(self.spec, previous, tokens)
+        return gather(self.spec, self.table, ids_TH, self.ops.lookup)
 
     def part(self) -> Part:
         """The one step."""
@@ -143,9 +144,15 @@ def row_ids(
     return np.concatenate(rows, axis=1).astype(np.int64)
 
 
-def gather(spec: NgramSpec, table: Weight, ids_TH: npt.NDArray[np.int64]) -> torch.Tensor:
+def gather(
+    spec: NgramSpec,
+    table: Weight,
+    ids_TH: npt.NDArray[np.int64],
+    look_up: Callable[[Weight, torch.Tensor, torch.dtype], torch.Tensor] = lookup,
+) -> torch.Tensor:
     """Each token's rows side by side, [T, heads * head_dim] f32; touches only these rows."""
-    return lookup(table, torch.from_numpy(ids_TH)).view(-1, len(spec.head_vocab) * spec.head_dim)
+    rows = look_up(table, torch.from_numpy(ids_TH), torch.float32)
+    return rows.view(-1, len(spec.head_vocab) * spec.head_dim)
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,9 @@ class Ops:
         expert: int,
         weight: int,
     ) -> None: ...
-    def copy_rows(self, n: int, index: int, source: int, out: int, width: int) -> None: ...
+    def copy_rows(
+        self, n: int, index: int, source: int, out: int, n_rows: int, width: int
+    ) -> int: ...
     def group_rows(
         self,
         n_rows: int,
@@ -166,5 +168,4 @@ class Ops:
         other_place: int,
         lists: int,
         place: int,
-        counts: int,
-    ) -> int: ...
+    ) -> tuple[int, int, int, int]: ...

@@ -173,14 +173,14 @@ class Fused:
         n_rows, width = out_RD.shape
         if index_n.dtype != np.int32 or not index_n.flags.c_contiguous:
             raise EngineError(f"copy_rows: index is {index_n.dtype}, expected contiguous int32")
-        if len(index_n) and not 0 <= int(index_n.min()) <= int(index_n.max()) < n_rows:
-            raise EngineError(
-                f"copy_rows: index holds {index_n.min()} .. {index_n.max()}, "
-                f"allowed is 0 .. {n_rows - 1}"
-            )
         source = at(source_RD, n_rows * width, "copy_rows: source")
         out = at(out_RD, n_rows * width, "copy_rows: out")
-        self._ops.copy_rows(len(index_n), index_n.ctypes.data, source, out, width)
+        index = index_n.ctypes.data
+        wrong = self._ops.copy_rows(len(index_n), index, source, out, n_rows, width)
+        if wrong >= 0:
+            raise EngineError(
+                f"copy_rows: index holds {index_n[wrong]}, allowed is 0 .. {n_rows - 1}"
+            )
 
     def gdn_inputs(
         self,

@@ -70,54 +70,64 @@ class RowGroups(NamedTuple):
     token: I32
 
 
-_ROWS = fused_ops("portable")
+class RowGrouper:
+    """Groups the routed rows of a layer; remembers where the address tables lie."""
+
+    def __init__(self) -> None:
+        self._ops = fused_ops("portable")  # integers only
+        # a table is kept so that its id is never given to another
+        self._tables: dict[int, tuple[npt.NDArray[np.int64], int]] = {}
+
+    def group(
+        self,
+        expert_R: torch.Tensor,
+        n_active: int,
+        fast_addr_E: npt.NDArray[np.int64],
+        fast_place: int,
+        other_place: int,
+    ) -> tuple[npt.NDArray[np.int8], RowGroups, RowGroups]:
+        """Rows by distinct expert in order of first appearance, experts with an address apart.
+
+        fast_addr_E: an array that lives on and changes in place.
+        Returns int8 [R]: fast_place where the row's expert has an address, else other_place; the
+        groups of experts with an address; the other groups.
+        EngineError for an expert number that does not exist.
+        """
+        n = expert_R.shape[0]
+        memory = np.empty(4 * n + 2 + (n + 3) // 4, np.int32)
+        lists = memory.ctypes.data
+        try:
+            fast_groups, fast_rows, groups, rows = self._ops.group_rows(
+                n,
+                at(expert_R, n, "group_rows: expert", torch.int32),
+                n_active,
+                self._table(fast_addr_E),
+                len(fast_addr_E),
+                fast_place,
+                other_place,
+                lists,
+                lists + 4 * (4 * n + 2),
+            )
+        except ValueError as error:
+            raise EngineError(str(error)) from None
+        place_R = memory[4 * n + 2 :].view(np.int8)[:n]
+        middle = 2 * fast_groups + 1 + 2 * fast_rows
+        fast = _cut(memory, 0, fast_groups, fast_rows)
+        return place_R, fast, _cut(memory, middle, groups, rows)
+
+    def _table(self, fast_addr_E: npt.NDArray[np.int64]) -> int:
+        known = self._tables.get(id(fast_addr_E))
+        if known is None:
+            if fast_addr_E.dtype != np.int64 or not fast_addr_E.flags.c_contiguous:
+                raise EngineError(f"group_rows: addresses are {fast_addr_E.dtype}, not plain int64")
+            known = self._tables[id(fast_addr_E)] = (fast_addr_E, fast_addr_E.ctypes.data)
+        return known[1]
 
 
-def group_rows(
-    expert_R: I32,
-    n_active: int,
-    fast_addr_E: npt.NDArray[np.int64],
-    fast_place: int,
-    other_place: int,
-) -> tuple[npt.NDArray[np.int8], RowGroups, RowGroups]:
-    """Rows by distinct expert in order of first appearance, experts with an address apart.
-
-    Returns int8 [R]: fast_place where the row's expert has an address, else other_place; the groups
-    of experts with an address; the other groups.
-    EngineError for an expert number that does not exist.
-    """
-    n = len(expert_R)
-    if expert_R.dtype != np.int32 or fast_addr_E.dtype != np.int64:
-        raise EngineError(f"group_rows: experts {expert_R.dtype}, addresses {fast_addr_E.dtype}")
-    expert_R, fast_addr_E = np.ascontiguousarray(expert_R), np.ascontiguousarray(fast_addr_E)
-    lists = np.empty(4 * n + 2, np.int32)
-    place_R = np.empty(n, np.int8)
-    counts = np.empty(4, np.int64)
-    wrong = _ROWS.group_rows(
-        n,
-        expert_R.ctypes.data,
-        n_active,
-        fast_addr_E.ctypes.data,
-        len(fast_addr_E),
-        fast_place,
-        other_place,
-        lists.ctypes.data,
-        place_R.ctypes.data,
-        counts.ctypes.data,
-    )
-    if wrong >= 0:
-        raise EngineError(
-            f"row {wrong} is routed to expert {expert_R[wrong]} of {len(fast_addr_E)}"
-        )
-    fast_groups, fast_rows, groups, rows = counts.tolist()
-    middle = 2 * fast_groups + 1 + 2 * fast_rows
-    end = middle + 2 * groups + 1 + 2 * rows
-    return place_R, _cut(lists[:middle], fast_groups), _cut(lists[middle:end], groups)
-
-
-def _cut(lists: I32, groups: int) -> RowGroups:
-    rows = (len(lists) - 2 * groups - 1) // 2
-    first = 2 * groups + 1
+def _cut(memory: I32, first: int, groups: int, rows: int) -> RowGroups:
+    start = first + groups
+    row = start + groups + 1
+    token = row + rows
     return RowGroups(
-        lists[:groups], lists[groups:first], lists[first : first + rows], lists[first + rows :]
+        memory[first:start], memory[start:row], memory[row:token], memory[token : token + rows]
     )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from strata.core.errors import FormatError, UnsupportedError
 from strata.formats.weight_types import TYPES
@@ -42,6 +46,27 @@ def dequantize(
         out.ctypes.data,
     )
     return out
+
+
+@cache
+def _best_isa() -> str:
+    return available_isas()[-1]
+
+
+def decode_rows(
+    type_name: str, data: torch.Tensor, n_cols: int, ids: Sequence[int], out: torch.Tensor
+) -> None:
+    """Rows of a contiguous matrix uint8 [rows, row_bytes] into out f32 [len(ids), n_cols].
+
+    The caller has checked the ids; the type must be one of KERNEL_TYPES.
+    """
+    row_bytes = TYPES[type_name].row_bytes(n_cols)
+    assert data.shape[1] == row_bytes and data.is_contiguous() and out.is_contiguous()
+    assert out.dtype == torch.float32 and out.shape == (len(ids), n_cols)
+    isa, rows, to = _best_isa(), data.data_ptr(), out.data_ptr()
+    for i, row in enumerate(ids):
+        at = rows + row * row_bytes
+        _native.dequantize(isa, type_name, at, 1, n_cols, to + 4 * n_cols * i)
 
 
 def quantize_activations(

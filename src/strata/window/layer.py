@@ -11,6 +11,7 @@ own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -121,6 +122,8 @@ def _moe_half(
     rules: Sequence[Rule],
 ) -> None:
     frame, n_active, ops = builder.frame, ffn.spec.n_active, network.ops
+    n_rows = frame.T * n_active
+    expert_R, weight_R = frame["expert"][:n_rows], frame["weight"][:n_rows]
     builder.part(layer, network.residual.read("ffn", layer))
     builder.part(layer, ffn.router_part())
     builder.step(
@@ -128,7 +131,7 @@ def _moe_half(
         layer,
         ("expert", "weight"),
         ("plan",),
-        lambda: _plan(service, frame, layer, n_active, rules),
+        lambda: service.plan(layer, expert_R, weight_R, n_active, rules),
     )
     host_rows = {p: frame[name] for p, name in HOST_ROWS.items() if name in frame.tensors()}
     builder.step("publish", layer, ("ffn_x", "plan"), ("payload",))
@@ -168,15 +171,14 @@ def _moe_half(
         layer,
         ("rows", "weight", "plan", *(("shared_out",) if shared is not None else ())),
         ("ffn_out",),
-        lambda: _combine(ops, frame, n_active, shared is not None),
+        partial(
+            ops.combine,
+            frame["rows"][:n_rows],
+            weight_R.view(frame.T, n_active),
+            frame["shared_out"] if shared is not None else None,
+            frame["ffn_out"],
+        ),
     )
-
-
-def _plan(
-    service: ExpertService, frame: Frame, layer: int, n_active: int, rules: Sequence[Rule]
-) -> None:
-    n_rows = frame.T * n_active
-    service.plan(layer, frame["expert"][:n_rows], frame["weight"][:n_rows], n_active, rules)
 
 
 def _fast_rows(service: ExpertService, frame: Frame, layer: int) -> None:
@@ -195,13 +197,3 @@ def _add_rows(
     groups = service.of(layer).groups.get(place)
     if groups is not None:
         ops.copy_rows(groups.row, source_RD, frame["rows"])
-
-
-def _combine(ops: Ops, frame: Frame, n_active: int, with_shared: bool) -> None:
-    n_rows = frame.T * n_active
-    ops.combine(
-        frame["rows"][:n_rows],
-        frame["weight"][:n_rows].view(frame.T, n_active),
-        frame["shared_out"] if with_shared else None,
-        frame["ffn_out"],
-    )

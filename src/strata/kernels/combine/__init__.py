@@ -8,6 +8,6 @@ Two roundings per rank and a fixed order, so it does not matter where a row was 
 copy_rows(index, source, out) brings the rows of one place into the rows of all.
 """
 
-from strata.kernels.combine.ref import combine, copy_rows
+from strata.kernels.combine.ref import combine, combine_all, copy_rows
 
-__all__ = ["combine", "copy_rows"]
+__all__ = ["combine", "combine_all", "copy_rows"]

@@ -36,6 +36,16 @@ def combine(
     return acc_TD if out_TD is None else out_TD.copy_(acc_TD)
 
 
+def combine_all(
+    rows_RD: torch.Tensor,
+    weight_TK: torch.Tensor,
+    shared_TD: torch.Tensor | None,
+    out_TD: torch.Tensor,
+) -> None:
+    """``combine`` of rows that are all valid, into out."""
+    combine(rows_RD, weight_TK, None, shared_TD, out_TD)
+
+
 def copy_rows(
     index_n: npt.NDArray[np.int32], source_RD: torch.Tensor, out_RD: torch.Tensor
 ) -> None:

@@ -4,27 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from strata.core.types import Place
 from strata.kernels.plan import ref
-from strata.kernels.plan.ref import F32, I32, I64, Groups, Plan, Rule
-from strata.native.fused_routing import group_rows
+from strata.kernels.plan.ref import I64, Groups, Plan, Rule
+from strata.native.fused_routing import RowGrouper
 
 
-def make_plan(
-    layer: int,
-    expert_R: I32,
-    weight_R: F32,
-    n_active: int,
-    fast_addr_E: I64,
-    rules: Sequence[Rule] = (),
-) -> Plan:
-    """See the package docstring. EngineError for an expert that does not exist."""
-    if rules:
-        return ref.make_plan(layer, expert_R, weight_R, n_active, fast_addr_E, rules)
-    place_R, fast, others = group_rows(expert_R, n_active, fast_addr_E, Place.FAST, Place.CPU)
-    groups: dict[Place, Groups] = {}
-    if len(fast.expert):
-        groups[Place.FAST] = Groups(*fast)
-    if len(others.expert):
-        groups[Place.CPU] = Groups(*others)
-    return Plan(place_R, groups)
+class Planner:
+    """Makes the plans of one engine."""
+
+    def __init__(self) -> None:
+        self._grouper = RowGrouper()
+
+    def plan(
+        self,
+        layer: int,
+        expert_R: torch.Tensor,
+        weight_R: torch.Tensor,
+        n_active: int,
+        fast_addr_E: I64,
+        rules: Sequence[Rule] = (),
+    ) -> Plan:
+        """``make_plan``; fast_addr_E lives on and changes in place.
+
+        EngineError for an expert that does not exist.
+        """
+        if rules:
+            weight = weight_R.to(torch.float32).numpy()
+            return ref.make_plan(layer, expert_R.numpy(), weight, n_active, fast_addr_E, rules)
+        place_R, fast, others = self._grouper.group(
+            expert_R, n_active, fast_addr_E, Place.FAST, Place.CPU
+        )
+        groups: dict[Place, Groups] = {}
+        if len(fast.expert):
+            groups[Place.FAST] = Groups(*fast)
+        if len(others.expert):
+            groups[Place.CPU] = Groups(*others)
+        return Plan(place_R, groups)

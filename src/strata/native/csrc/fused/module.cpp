@@ -1,11 +1,13 @@
 // The extension module: addresses and sizes in, checked by the Python face.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "table.h"
 
@@ -63,6 +65,24 @@ void def(nb::class_<Ops>& ops, const char* name, R (*FusedTable::*member)(int64_
     });
 }
 
+// (fast groups, fast rows, other groups, other rows); see route.h for `lists` and `place`
+std::tuple<int64_t, int64_t, int64_t, int64_t> group_rows(const Ops& self, int64_t n_rows, uintptr_t expert,
+                                                          int64_t n_active, uintptr_t fast,
+                                                          int64_t n_experts, int64_t fast_place,
+                                                          int64_t other_place, uintptr_t lists,
+                                                          uintptr_t place) {
+    const int32_t* of_row = Wire<const int32_t*>::read(expert);
+    int64_t groups[2], rows[2];
+    const int64_t wrong = self.table->group_rows(n_rows, of_row, n_active, Wire<const int64_t*>::read(fast),
+                                                 n_experts, fast_place, other_place,
+                                                 Wire<int32_t*>::read(lists), Wire<int8_t*>::read(place),
+                                                 groups, rows);
+    if (wrong >= 0)
+        throw std::invalid_argument("row " + std::to_string(wrong) + " is routed to expert " +
+                                    std::to_string(of_row[wrong]) + " of " + std::to_string(n_experts));
+    return {groups[0], rows[0], groups[1], rows[1]};
+}
+
 }  // namespace
 
 NB_MODULE(_fused, m) {
@@ -88,5 +108,5 @@ NB_MODULE(_fused, m) {
     def(ops, "token_mask", &FusedTable::token_mask);
     def(ops, "route", &FusedTable::route);
     def(ops, "copy_rows", &FusedTable::copy_rows);
-    def(ops, "group_rows", &FusedTable::group_rows);
+    ops.def("group_rows", &group_rows);
 }

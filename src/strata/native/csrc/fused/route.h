@@ -109,34 +109,39 @@ void route(int64_t n_tokens, const float* logits, const float* bias, int64_t n_e
     }
 }
 
-// Copies rows of `width` numbers: out[index[i]] = from[index[i]].
-void copy_rows(int64_t n, const int32_t* index, const float* from, float* out, int64_t width) {
+// Copies rows of `width` numbers: out[index[i]] = from[index[i]]. Returns the first i whose index is not
+// below n_rows, else -1; then nothing is copied.
+int64_t copy_rows(int64_t n, const int32_t* index, const float* from, float* out, int64_t n_rows,
+                  int64_t width) {
+    for (int64_t i = 0; i < n; i++)
+        if (index[i] < 0 || index[i] >= n_rows) return i;
     for (int64_t i = 0; i < n; i++)
         std::memcpy(out + index[i] * width, from + index[i] * width, sizeof(float) * width);
+    return -1;
 }
 
 // Rows by distinct expert in order of first appearance, experts with a fast address apart from the others.
 // lists: for fast, then for the others, one after the other: expert [G], start [G + 1], row [n], token [n].
-// counts: G and n of fast, G and n of the others. place [R]: fast_place or other_place.
+// groups, rows: G and n of fast, G and n of the others. place [R]: fast_place or other_place.
 // Returns the first row whose expert does not exist, else -1.
 int64_t group_rows(int64_t n_rows, const int32_t* expert, int64_t n_active, const int64_t* fast,
                    int64_t n_experts, int64_t fast_place, int64_t other_place, int32_t* lists, int8_t* place,
-                   int64_t* counts) {
+                   int64_t* groups, int64_t* rows) {
     int32_t* group_of = reinterpret_cast<int32_t*>(fused_scratch(n_experts + 3 * n_rows));
     int32_t *first = group_of + n_experts, *next = first + n_rows, *last = next + n_rows;
     std::memset(group_of, 0xff, sizeof(int32_t) * n_experts);
     for (int64_t r = 0; r < n_rows; r++)
         if (expert[r] < 0 || expert[r] >= n_experts) return r;
     int64_t n_groups = 0;
-    counts[0] = counts[1] = counts[2] = counts[3] = 0;
+    groups[0] = groups[1] = rows[0] = rows[1] = 0;
     for (int64_t r = 0; r < n_rows; r++) {
         const int32_t e = expert[r];
         const bool is_fast = fast[e] != 0;
         place[r] = static_cast<int8_t>(is_fast ? fast_place : other_place);
-        counts[is_fast ? 1 : 3]++;
+        rows[is_fast ? 0 : 1]++;
         next[r] = -1;
         if (group_of[e] < 0) {
-            counts[is_fast ? 0 : 2]++;
+            groups[is_fast ? 0 : 1]++;
             group_of[e] = static_cast<int32_t>(n_groups);
             first[n_groups] = static_cast<int32_t>(r);
             n_groups++;
@@ -146,8 +151,8 @@ int64_t group_rows(int64_t n_rows, const int32_t* expert, int64_t n_active, cons
         last[group_of[e]] = static_cast<int32_t>(r);
     }
     for (int half = 0; half < 2; half++) {
-        const int64_t groups = counts[2 * half], n = counts[2 * half + 1];
-        int32_t *ids = lists, *start = ids + groups, *row = start + groups + 1, *token = row + n;
+        const int64_t n = rows[half];
+        int32_t *ids = lists, *start = ids + groups[half], *row = start + groups[half] + 1, *token = row + n;
         lists = token + n;
         int32_t filled = 0;
         for (int64_t g = 0; g < n_groups; g++) {

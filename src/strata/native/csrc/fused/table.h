@@ -50,10 +50,11 @@ struct FusedTable {
     void (*route)(int64_t n_tokens, const float* logits, const float* bias, int64_t n_experts,
                   int64_t n_active, int64_t scoring, bool normalize, double scale, const float* correction,
                   int64_t n_groups, int64_t groups_kept, int32_t* expert, float* weight);
-    void (*copy_rows)(int64_t n, const int32_t* index, const float* from, float* out, int64_t width);
+    int64_t (*copy_rows)(int64_t n, const int32_t* index, const float* from, float* out, int64_t n_rows,
+                         int64_t width);
     int64_t (*group_rows)(int64_t n_rows, const int32_t* expert, int64_t n_active, const int64_t* fast,
                           int64_t n_experts, int64_t fast_place, int64_t other_place, int32_t* lists,
-                          int8_t* place, int64_t* counts);
+                          int8_t* place, int64_t* groups, int64_t* rows);
 };
 
 // Null where the binary was built without that instruction set.
