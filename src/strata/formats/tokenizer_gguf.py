@@ -63,8 +63,8 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
     tokenizers or pre-tokenizers that we do not have.
     """
     kind = metadata.get(f"{_PREFIX}model")
-    if kind not in ("gpt2", "llama"):
-        none = kind in (None, "none", "no_vocab")
+    if not isinstance(kind, str) or kind not in ("gpt2", "llama"):
+        none = kind is None or (isinstance(kind, str) and kind in ("none", "no_vocab"))
         what = "the file has no vocabulary" if none else "that kind is not known"
         raise UnsupportedError(
             f"tokenizer.ggml.model is {kind!r}: {what}; supported are 'gpt2' (byte-level BPE) and "

@@ -118,6 +118,11 @@ def _check_layer(layer: LayerSpec) -> None:
         _check_ngram(layer.ngram)
     if not isinstance(ffn, MoeSpec):
         return
+    if ffn.n_experts % ffn.n_groups or ffn.groups_kept > ffn.n_groups:
+        raise FormatError(
+            f"{ffn.n_experts} experts cannot lie in {ffn.n_groups} equal groups of which "
+            f"{ffn.groups_kept} are kept; the model's settings contradict themselves"
+        )
     if ffn.n_active > ffn.n_experts // ffn.n_groups * ffn.groups_kept:
         raise FormatError(
             f"{ffn.n_active} experts per token cannot be chosen from {ffn.n_experts} in "
