@@ -285,7 +285,8 @@ def test_counters_move() -> None:
     make_batch(SHAPES["published"], 4, 3, 2).run(mine)
     after = mine.counters()
     mine.close()
-    assert not any(before.values())
+    # an idle worker may have gone to sleep before the first look
+    assert not any(count for name, count in before.items() if name != "sleeps")
     assert after["works"] == 1 and after["tasks"] > 10
     assert after["quantize_ns"] > 0 and after["compute_ns"] > 0
 
