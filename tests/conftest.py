@@ -1,5 +1,7 @@
-"""One torch thread in every test, as in the engine; Triton's interpreter where there is no GPU;
-kernels for the GPU are left out, and named, without Triton."""
+"""One torch thread in every test, as in the engine; Triton's interpreter where there is no GPU.
+
+Without Triton (optional on a machine without a GPU) its tests are left out, and the header says so.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,17 @@ import torch
 
 torch.set_num_threads(1)
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-collect_ignore_glob = [] if HAS_TRITON else ["kernels/*_triton.py"]
-
 if not torch.cuda.is_available():
     # must be set before the first kernel is defined
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+collect_ignore_glob = [] if HAS_TRITON else ["kernels/*_triton.py"]
+
 
 def pytest_report_header() -> str:
     """Say what is not tested here."""
-    return (
-        "triton: found"
-        if HAS_TRITON
-        else "triton: not installed, tests/kernels/*_triton.py left out"
-    )
+    return "triton: found" if HAS_TRITON else "triton: missing, tests/kernels/*_triton.py left out"
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

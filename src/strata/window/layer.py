@@ -121,7 +121,7 @@ def _moe_half(
     service: ExpertService,
     rules: Sequence[Rule],
 ) -> None:
-    frame, n_active, ops = builder.frame, ffn.spec.n_active, network.ops
+    frame, n_active = builder.frame, ffn.spec.n_active
     n_rows = frame.T * n_active
     expert_R, weight_R = frame["expert"][:n_rows], frame["weight"][:n_rows]
     builder.part(layer, network.residual.read("ffn", layer))
@@ -148,6 +148,20 @@ def _moe_half(
     shared = ffn.shared_part()
     if shared is not None:
         builder.part(layer, shared)
+    _moe_post(builder, network, layer, service, weight_R.view(frame.T, n_active))
+
+
+def _moe_post(
+    builder: ProgramBuilder,
+    network: Network,
+    layer: int,
+    service: ExpertService,
+    weight_TK: torch.Tensor,
+) -> None:
+    frame, ops = builder.frame, network.ops
+    ffn = network.ffns[layer]
+    assert isinstance(ffn, MoeFfn)
+    with_shared = ffn.shared_part() is not None
     builder.step(
         "gpu_rows", layer, ("ffn_x", "plan"), ("rows",), lambda: _fast_rows(service, frame, layer)
     )
@@ -169,13 +183,13 @@ def _moe_half(
     builder.step(
         "combine",
         layer,
-        ("rows", "weight", "plan", *(("shared_out",) if shared is not None else ())),
+        ("rows", "weight", "plan", *(("shared_out",) if with_shared else ())),
         ("ffn_out",),
         partial(
             ops.combine,
-            frame["rows"][:n_rows],
-            weight_R.view(frame.T, n_active),
-            frame["shared_out"] if shared is not None else None,
+            frame["rows"][: weight_TK.numel()],
+            weight_TK,
+            frame["shared_out"] if with_shared else None,
             frame["ffn_out"],
         ),
     )
