@@ -19,6 +19,7 @@ from strata.kernels.triton_common import EXACT
 _LAST = tl.constexpr(0x7FFFFFFF)
 _NOTHING = tl.constexpr(-(2**63))
 _SUM_EPS = tl.constexpr(1e-20)
+WINDOW_TOKENS = 8
 
 
 @triton.jit
@@ -148,7 +149,8 @@ def router_args(
         "correction": logits_TE if correction_E is None else correction_E,
         "STRIDE": logits_TE.stride(0),
         "T": n_tokens,
-        "T2": triton.next_power_of_2(n_tokens),
+        # one tile shape for every window: another one would sum a row in another order
+        "T2": max(WINDOW_TOKENS, triton.next_power_of_2(n_tokens)),
         "E": n_experts,
         "E2": triton.next_power_of_2(n_experts),
         "K": n_active,
