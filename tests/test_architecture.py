@@ -1,6 +1,7 @@
 """Guards the house: import order, no hidden imports, one reader of the environment, sizes.
 
-The rules are those of docs/ARCHITECTURE.md; each test reads the source with ``ast`` and runs none of it.
+The rules are those of docs/ARCHITECTURE.md; each test reads the source with ``ast`` and runs none
+of it.
 """
 
 from __future__ import annotations
@@ -139,7 +140,16 @@ def test_no_cycles() -> None:
 
 def test_features_are_leaves() -> None:
     """Feature files are imported by engine/build.py alone."""
-    features = {"defer", "repair", "profile", "layer_split", "remote_stage", "tail_skip", "pcie_share", "remote"}
+    features = {
+        "defer",
+        "repair",
+        "profile",
+        "layer_split",
+        "remote_stage",
+        "tail_skip",
+        "pcie_share",
+        "remote",
+    }
     for path in FILES:
         if path.name == "build.py" and path.parent.name == "engine":
             continue

@@ -1,4 +1,5 @@
-"""The plan against its definition, restated here row by row with plain loops over random routings."""
+"""The plan against its definition, restated here row by row with plain loops over random
+routings."""
 
 from __future__ import annotations
 

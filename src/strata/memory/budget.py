@@ -87,9 +87,7 @@ class MemoryPlan:
         return {
             "fits": self.fits,
             "lines": [{"tier": x.tier, "owner": x.owner, "bytes": x.n_bytes} for x in self.entries],
-            "limits": {
-                t: {"source": v.source, "bytes": v.n_bytes} for t, v in self.limits.items()
-            },
+            "limits": {t: {"source": v.source, "bytes": v.n_bytes} for t, v in self.limits.items()},
             "shortfalls": self.shortfalls(),
         }
 
