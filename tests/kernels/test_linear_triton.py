@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton")
-
 from strata.formats.tiles import tile_format
 from strata.formats.weight_types import TYPES
+from strata.kernels.gpu_matrix import matrix_of
 from strata.kernels.gpu_weight import to_gpu
 from strata.kernels.linear import linear, linear_contract
-from strata.kernels.linear.launch import Tuning, matrix_of
+from strata.kernels.linear.launch import Tuning
 from strata.kernels.linear.triton import linear as linear_triton
 from strata.kernels.numerics import fma32
 from strata.kernels.quantize import new_quantized, quantize

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton")
-
 from strata.kernels.quantize import new_quantized, quantize
 from strata.kernels.quantize.triton import quantize as quantize_triton
 from tests.kernels.test_quantize import hard_rows, slots_of_blocks

@@ -10,38 +10,10 @@ most of a GPU idle.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 
 from strata.kernels.triton_common import fma, load_words4, opaque_zero
-
-_MOST_STEPS = 8
-"""Additions of a lane while LANES <= 4096: all loads of a row are in flight together."""
-
-
-@dataclass(frozen=True)
-class FloatMatrix:
-    """A row-major matrix [n_rows, n_cols] as kernels see it: all of it known at compile time.
-
-    dtype: "BF16", "F16" or "F32". lanes: partial sums of a row. vector: columns of a lane's 16
-    bytes, or 1 when rows do not begin on multiples of 16 bytes.
-    """
-
-    n_rows: int
-    n_cols: int
-    dtype: str
-    lanes: int
-    vector: int
-
-
-def float_matrix(dtype: str, n_rows: int, n_cols: int) -> FloatMatrix:
-    """The record of a matrix of that dtype ("BF16", "F16", "F32")."""
-    vector = {"BF16": 8, "F16": 8, "F32": 4}[dtype]
-    wanted = -(-n_cols // _MOST_STEPS)
-    lanes = min(max(1 << (wanted - 1).bit_length(), 32), 4096)
-    return FloatMatrix(n_rows, n_cols, dtype, lanes, vector if n_cols % vector == 0 else 1)
 
 
 @triton.jit
@@ -175,7 +147,7 @@ def float_product(M: tl.constexpr, steps, x, ROWS: tl.constexpr):
     VECTOR: tl.constexpr = M.vector
     LANES: tl.constexpr = M.lanes // VECTOR
     p = ()
-    for e in tl.static_range(VECTOR):
+    for _ in tl.static_range(VECTOR):
         p = p + (tl.zeros((ROWS, LANES), tl.float32),)
     x_steps = ()
     for c in tl.static_range(len(steps)):

@@ -8,12 +8,9 @@ order. Layout of tiles: docs/decisions/003-tiles.md. Layout of activations: kern
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 
-from strata.formats.tile_formats import require_format, tile_plan
 from strata.kernels.triton_common import (
     SEGMENTS,
     dp4a,
@@ -24,71 +21,12 @@ from strata.kernels.triton_common import (
     opaque_zero,
     pick,
     prmt,
+    tuple_of,
 )
 
 # 1.5 * 2^23 as f32 and its bits: bits + D is the f32 1.5 * 2^23 + D for integers |D| < 2^22
 _MAGIC = tl.constexpr(12582912.0)
 _MAGIC_BITS = tl.constexpr(0x4B400000)
-
-
-@dataclass(frozen=True)
-class TileMatrix:
-    """A matrix [n_rows, n_cols] in tiles as kernels see it: all of it known at compile time.
-
-    table: the code table as 4 signed words of 4 entries, or 2 when stored codes are below 8, or ()
-    for linear codes. scales, minimums, supers: byte offsets of the planes. The other fields are
-    those of ``formats.tile_formats.TileFormat``.
-    """
-
-    n_rows: int
-    n_cols: int
-    tile_rows: int
-    bits: int
-    mul: int
-    bias: int
-    table: tuple[int, ...]
-    scale: str
-    scale_blocks: int
-    group: int
-    signed: bool
-    factor: float
-    has_min: bool
-    scales: int
-    minimums: int
-    supers: int
-
-
-def tile_matrix(type_name: str, n_rows: int, n_cols: int) -> TileMatrix:
-    """The record of a matrix of that type.
-
-    UnsupportedError for a type without tiles, FormatError when n_cols is not whole blocks of it.
-    """
-    form, plan = require_format(type_name), tile_plan(type_name, n_rows, n_cols)
-    table: tuple[int, ...] = ()
-    if form.table is not None:
-        entries = bytes(c & 255 for c in form.table)
-        words = 4 if any(entries[8:]) else 2
-        table = tuple(
-            int.from_bytes(entries[4 * i : 4 * i + 4], "little", signed=True) for i in range(words)
-        )
-    return TileMatrix(
-        n_rows,
-        n_cols,
-        plan.tile_rows,
-        form.bits,
-        form.mul,
-        form.bias,
-        table,
-        form.scale,
-        form.scale_blocks,
-        form.group,
-        form.signed,
-        form.factor,
-        form.has_min,
-        plan.scales,
-        plan.minimums,
-        plan.supers,
-    )
 
 
 @triton.jit
@@ -136,77 +74,92 @@ def _load_byte(plane, index, ok, SIGNED: tl.constexpr, ALL: tl.constexpr, NARROW
 
 @triton.jit
 def _stored_scales(
-    M: tl.constexpr, plane, tr, rr, blk, ok, ALL: tl.constexpr, NARROW: tl.constexpr
+    M: tl.constexpr, plane, tr, rr, lift, blk, ok, ALL: tl.constexpr, NARROW: tl.constexpr
 ):
     """The stored scales (or minima) of one block a segment: one for each group of the block."""
     NB: tl.constexpr = M.n_cols // 32
     if M.scale == "F16":
         n_units: tl.constexpr = (NB + M.scale_blocks - 1) // M.scale_blocks
-        index = (tr * n_units + blk // M.scale_blocks) * 16 + rr
+        index = (tr * n_units + blk // M.scale_blocks) * 16 + rr + lift * 2
         return (_load_f16(plane, index, ok, ALL, NARROW),)
     else:
         GROUPS: tl.constexpr = 32 // M.group
         stored = ()
         for h in tl.static_range(GROUPS):
-            index = ((tr * NB + blk) * GROUPS + h) * 16 + rr
+            index = ((tr * NB + blk) * GROUPS + h) * 16 + rr + lift * 4
             stored = stored + (_load_byte(plane, index, ok, M.signed, ALL, NARROW),)
         return stored
 
 
 @triton.jit
 def _load_block(
-    M: tl.constexpr, base, tr, rr, blk, ok, ALL: tl.constexpr, NARROW: tl.constexpr
+    M: tl.constexpr, base, tr, rr, lift, blk, ok, ALL: tl.constexpr, NARROW: tl.constexpr
 ):
-    """One block of every segment, unconverted: (code words, scales, minima, f16 above them)."""
+    """One block of every segment, unconverted: (code words, scales, minima, f16 above them).
+
+    lift: 32-bit words from ``base`` to the matrix that a row belongs to.
+    """
     NB: tl.constexpr = M.n_cols // 32
     BITS: tl.constexpr = M.bits
     words = ()
     p = _plane_at(base, 0, tl.int32)
     for j in tl.static_range(BITS):
-        words = words + (_load(p + ((tr * NB + blk) * BITS + j) * 16 + rr, ok, ALL),)
+        words = words + (_load(p + (((tr * NB + blk) * BITS + j) * 16 + rr + lift), ok, ALL),)
     plane = _plane_at(base, M.scales, tl.uint8)
-    scales = _stored_scales(M, plane, tr, rr, blk, ok, ALL, NARROW)
+    scales = _stored_scales(M, plane, tr, rr, lift, blk, ok, ALL, NARROW)
     minima = ()
     supers = ()
     if M.has_min:
         plane = _plane_at(base, M.minimums, tl.uint8)
-        minima = _stored_scales(M, plane, tr, rr, blk, ok, ALL, NARROW)
+        minima = _stored_scales(M, plane, tr, rr, lift, blk, ok, ALL, NARROW)
     if M.scale == "SUPER":
         n: tl.constexpr = M.n_cols // 256
         plane = _plane_at(base, M.supers, tl.uint8)
-        index = (tr * n + blk // 8) * 16 + rr
+        index = (tr * n + blk // 8) * 16 + rr + lift * 2
         supers = supers + (_load_f16(plane, index, ok, ALL, NARROW),)
         if M.has_min:
-            index += n * M.tile_rows * 16
+            index = index + n * M.tile_rows * 16
             supers = supers + (_load_f16(plane, index, ok, ALL, NARROW),)
     return words, scales, minima, supers
 
 
 @triton.jit
-def _look_up(M: tl.constexpr, word):
+def _table(M: tl.constexpr):
+    """The words of the code table, kept in registers: known ones would be made anew at each use."""
+    WORDS: tl.constexpr = len(M.table)
+    words = ()
+    for i in tl.static_range(WORDS):
+        words = words + (opaque_zero() + M.table[i],)
+    return words
+
+
+@triton.jit
+def _look_up(table, word, LIFTED: tl.constexpr):
     """Table entries of the 8 nibbles of a word: (of the low nibbles, of the high nibbles)."""
-    t0 = tl.full(word.shape, M.table[0], tl.int32)
-    t1 = tl.full(word.shape, M.table[1], tl.int32)
-    if len(M.table) == 2:
-        a = prmt(t0, t1, word)
-        b = prmt(t0, t1, word >> 16)
+    if len(table) == 2:
+        a = prmt(table[0], table[1], word)
+        b = prmt(table[0], table[1], word >> 16)
+    elif LIFTED:
+        # a nibble with its top bit set selects the sign of an entry, which is 0
+        other = word ^ -2004318072  # 0x88888888
+        a = prmt(table[0], table[1], word) | prmt(table[2], table[3], other)
+        word, other = word >> 16, other >> 16
+        b = prmt(table[0], table[1], word) | prmt(table[2], table[3], other)
     else:
-        t2 = tl.full(word.shape, M.table[2], tl.int32)
-        t3 = tl.full(word.shape, M.table[3], tl.int32)
         low = word & 0x77777777
         # per nibble: byte i of the lower half of the table, or of the upper half
         half = ((word >> 1) & 0x44444444) | 0x32103210
-        a = prmt(prmt(t0, t1, low), prmt(t2, t3, low), half)
+        a = prmt(prmt(table[0], table[1], low), prmt(table[2], table[3], low), half)
         low = low >> 16
-        b = prmt(prmt(t0, t1, low), prmt(t2, t3, low), half >> 16)
+        b = prmt(prmt(table[0], table[1], low), prmt(table[2], table[3], low), half >> 16)
     even = tl.full(word.shape, 0x6420, tl.int32)
     odd = tl.full(word.shape, 0x7531, tl.int32)
     return prmt(a, b, even), prmt(a, b, odd)
 
 
 @triton.jit
-def _codes(M: tl.constexpr, words):
-    """Eight words of four signed bytes, k ascending: codes c, or u where c = mul * u - bias."""
+def _codes(M: tl.constexpr, table, words):
+    """Eight words of four signed bytes v, k ascending; c = mul * v - bias (8 bits: c = v)."""
     BITS: tl.constexpr = M.bits
     FIELDS: tl.constexpr = 8 // BITS
     MASK: tl.constexpr = 0x0F0F0F0F if BITS == 4 else 0x03030303
@@ -214,8 +167,8 @@ def _codes(M: tl.constexpr, words):
     for j in tl.static_range(BITS):
         if BITS == 8:
             codes = codes + (words[j] ^ -2139062144,)  # 0x80808080: u - 128 in every byte
-        elif len(M.table) > 0:
-            codes = codes + _look_up(M, words[j])
+        elif len(table) > 0:
+            codes = codes + _look_up(table, words[j], M.lifted)
         else:
             for s in tl.static_range(FIELDS):
                 codes = codes + ((words[j] >> (BITS * s)) & MASK,)
@@ -284,20 +237,21 @@ def _add_block(M: tl.constexpr, codes, scales, minima, x, p):
 
 @triton.jit
 def _add_matrix(
-    M: tl.constexpr, base, row, i, xs, acc, ROWS: tl.constexpr, NARROW: tl.constexpr
-):
+    M: tl.constexpr, table, base, tr, rr, lift, i, xs, acc,
+    ROWS_OK: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
     """Block i of every segment of one matrix added to the partial sums of every token."""
     NB: tl.constexpr = M.n_cols // 32
     L: tl.constexpr = (NB + SEGMENTS - 1) // SEGMENTS
     FULL: tl.constexpr = NB % 8 == 0
-    ROWS_OK: tl.constexpr = M.tile_rows * 16 % ROWS == 0
+    ALL: tl.constexpr = FULL and ROWS_OK
     blk = tl.arange(0, SEGMENTS)[:, None] * L + i
     ok = blk < NB
     if not ROWS_OK:
-        ok = ok & (row < M.tile_rows * 16)
-    block = _load_block(M, base, row // 16, row % 16, blk, ok, FULL and ROWS_OK, NARROW)
+        ok = ok & (tr < M.tile_rows)
+    block = _load_block(M, base, tr, rr, lift, blk, ok, ALL, NARROW)
     words, scales, minima, supers = block
-    codes = _codes(M, words)
+    codes = _codes(M, table, words)
     scales = _scale_values(M, scales, supers)
     if M.has_min:
         minima = _scale_values(M, minima, supers[1:])
@@ -311,25 +265,24 @@ def _add_matrix(
 
 
 @triton.jit
-def tile_products(
-    MS: tl.constexpr, bases, first_row, q, meta,
-    ROWS: tl.constexpr, STAGES: tl.constexpr, NARROW: tl.constexpr,
+def _sum_blocks(
+    MS: tl.constexpr, bases, tr, rr, lift, q, meta, LANES: tl.constexpr, STAGES: tl.constexpr,
+    ROWS_OK: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
-    """Rows first_row .. + ROWS - 1 of matrices in tiles times some tokens.
+    """Some rows of every matrix times every token: a tuple of f32 [LANES].
 
-    MS: TileMatrix of each matrix, all with the same n_cols. bases: their int64 addresses, multiples
-    of 16. q, meta: pointers of each token (kernels/quantize). STAGES: blocks of a segment in
-    flight. NARROW: a thread has fewer than four rows. Returns a tuple of f32 [ROWS]: token t of matrix m at m * tokens + t. Rows from
-    16 * tile_rows on are not read; their results mean nothing.
+    tr, rr: tile row and row in the tile of every lane, [1, LANES].
     """
     T: tl.constexpr = len(q)
     COUNT: tl.constexpr = len(bases)
     NB: tl.constexpr = pick(MS, 0).n_cols // 32
     L: tl.constexpr = (NB + SEGMENTS - 1) // SEGMENTS
-    row = (first_row + tl.arange(0, ROWS))[None, :]
     acc = ()
-    for n in tl.static_range(COUNT * T):
-        acc = acc + (tl.zeros((SEGMENTS, ROWS), tl.float32),)
+    for _ in tl.static_range(COUNT * T):
+        acc = acc + (tl.zeros((SEGMENTS, LANES), tl.float32),)
+    tables = ()
+    for m in tl.static_range(COUNT):
+        tables = tables + (_table(pick(MS, m)),)
     # the pipeliner turns the loads of the matrices into asynchronous copies STAGES - 1 blocks
     # ahead; plain loads would be moved down to their uses. An open count keeps the code short.
     for i in tl.range(0, L + opaque_zero(), num_stages=STAGES):
@@ -340,9 +293,57 @@ def tile_products(
         new = ()
         for m in tl.static_range(COUNT):
             own = acc[m * T : m * T + T]
-            new = new + _add_matrix(pick(MS, m), bases[m], row, i, xs, own, ROWS, NARROW)
+            new = new + _add_matrix(
+                pick(MS, m), tables[m], bases[m], tr, rr, lift, i, xs, own, ROWS_OK, NARROW
+            )
         acc = new
     y = ()
     for n in tl.static_range(COUNT * T):
-        y = y + (fold8(acc[n], ROWS),)
+        y = y + (fold8(acc[n], LANES),)
     return y
+
+
+@triton.jit
+def tile_products(
+    MS: tl.constexpr, bases, first_row, q, meta,
+    ROWS: tl.constexpr, STAGES: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
+    """Rows first_row .. first_row + ROWS - 1 of matrices in tiles times some tokens.
+
+    MS: TileMatrix (kernels/gpu_matrix) of each matrix, all of one shape. bases: their int64
+    addresses, multiples of 16. q, meta: pointers of each token (kernels/quantize). STAGES: blocks
+    of a segment in flight. NARROW: a thread has fewer than four rows. Returns a tuple of f32
+    [ROWS]: token t of matrix m at m * tokens + t. Rows from 16 * tile_rows on are not read; their
+    results mean nothing.
+    """
+    ROWS_OK: tl.constexpr = pick(MS, 0).tile_rows * 16 % ROWS == 0
+    row = (first_row + tl.arange(0, ROWS))[None, :]
+    return _sum_blocks(MS, bases, row // 16, row % 16, 0, q, meta, ROWS, STAGES, ROWS_OK, NARROW)
+
+
+@triton.jit
+def twin_products(
+    M: tl.constexpr, base, lift, first_row, q, meta,
+    ROWS: tl.constexpr, STAGES: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
+    """``tile_products`` of two matrices of one type, side by side in the threads.
+
+    first_row, ROWS: multiples of 16. lift: 32-bit words from the first matrix to the second, a
+    multiple of 4. Each thread works on one of the two, so the program can have twice the warps.
+    """
+    ROWS_OK: tl.constexpr = M.tile_rows * 16 % ROWS == 0
+    lane = tl.arange(0, 2 * ROWS)[None, :]
+    TILES: tl.constexpr = ROWS // 16
+    tr = first_row // 16 + lane // 16 % TILES
+    lift = lane // ROWS * lift
+    LANES: tl.constexpr = 2 * ROWS
+    both = _sum_blocks(
+        tuple_of(M), (base,), tr, lane % 16, lift, q, meta, LANES, STAGES, ROWS_OK, NARROW
+    )
+    first = ()
+    second = ()
+    for t in tl.static_range(len(q)):
+        a, b = tl.split(tl.trans(tl.reshape(both[t], (2, ROWS)), (1, 0)))
+        first = first + (a,)
+        second = second + (b,)
+    return first + second

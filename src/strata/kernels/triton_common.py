@@ -31,11 +31,7 @@ _ROUNDER = tl.constexpr(12582912.0)
 @triton.jit
 def fma(a, b, c):
     """a * b + c, rounded once (the interpreter's own fma rounds twice)."""
-    if INTERPRET:
-        y = plain_fma(a, b, c)
-    else:
-        y = tl.fma(a, b, c)
-    return y
+    return plain_fma(a, b, c) if INTERPRET else tl.fma(a, b, c)
 
 
 @triton.jit
@@ -74,7 +70,7 @@ def dp4a(a, b, c):
 def prmt(a, b, selector):
     """Four bytes out of the eight of (a, b): byte i is number ``selector >> 4 i & 7``.
 
-    Bit 3 of each of the four selector fields must be clear.
+    With bit 3 of the field set it is eight copies of that byte's sign.
     """
     if INTERPRET:
         y = plain_prmt(a, b, selector)

@@ -26,14 +26,15 @@ def _host(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _tensor(data: NDArray[Any], dtype: Any, *like: Any) -> Any:
     """An interpreted tensor; a scalar when all arguments were."""
-    if any(x.type.is_block() for x in like):
+    if any(not isinstance(x, int) and x.type.is_block() for x in like):
         return tl.core.tensor(TensorHandle(data, dtype), tl.block_type(dtype, list(data.shape)))
     return tl.core.tensor(TensorHandle(data, dtype), dtype)
 
 
-def _same_shape(*tensors: Any) -> list[NDArray[Any]]:
-    """Their arrays, broadcast and contiguous."""
-    return [np.ascontiguousarray(x) for x in np.broadcast_arrays(*(t.handle.data for t in tensors))]
+def _same_shape(*values: Any) -> list[NDArray[Any]]:
+    """Arrays of tensors or int32 numbers, broadcast and contiguous."""
+    arrays = [np.int32(v) if isinstance(v, int) else v.handle.data for v in values]
+    return [np.ascontiguousarray(x) for x in np.broadcast_arrays(*arrays)]
 
 
 @_host
@@ -54,9 +55,14 @@ def plain_dp4a(a: Any, b: Any, c: Any) -> Any:
 
 @_host
 def plain_prmt(a: Any, b: Any, selector: Any) -> Any:
-    """Four bytes out of the eight of int32 (a, b): byte i is number ``selector >> 4 i & 7``."""
+    """Four bytes out of the eight of int32 (a, b), as PTX's prmt.
+
+    Byte i is number ``selector >> 4 i & 7``, or eight copies of its sign when bit 3 is set too.
+    """
     x, y, s = _same_shape(a, b, selector)
     table = np.stack((x, y), axis=-1).view(np.uint8)
-    index = s[..., None] >> np.arange(0, 16, 4, dtype=np.int32) & 7
-    chosen = np.ascontiguousarray(np.take_along_axis(table, index, axis=-1))
-    return _tensor(chosen.view(np.int32).reshape(s.shape), tl.int32, a, b, selector)
+    field = s[..., None] >> np.arange(0, 16, 4, dtype=np.int32)
+    chosen = np.take_along_axis(table, field & 7, axis=-1)
+    signs = (chosen.view(np.int8) >> 7).view(np.uint8)
+    result = np.ascontiguousarray(np.where(field & 8, signs, chosen))
+    return _tensor(result.view(np.int32).reshape(s.shape), tl.int32, a, b, selector)

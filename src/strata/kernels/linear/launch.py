@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strata.kernels.float_product import FloatMatrix, float_matrix
-from strata.kernels.gpu_weight import DTYPE_NAMES, GpuWeight
-from strata.kernels.tile_product import TileMatrix, tile_matrix
+from strata.kernels.gpu_matrix import FloatMatrix, Matrix, TileMatrix, matrix_of
+from strata.kernels.gpu_weight import GpuWeight
 
 MOST_TOKENS = 8
 _PROGRAMS_WANTED = 264
@@ -32,10 +31,12 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Part:
-    """``count`` matrices from number ``first`` on, each with ``programs`` programs of ``rows`` rows;
-    the first program of the part is ``start``. Kernels take it as a compile-time value."""
+    """``count`` matrices from number ``first`` on, each with ``programs`` programs of ``rows``.
 
-    matrix: TileMatrix | FloatMatrix
+    The first program of the part is ``start``. Kernels take it as a compile-time value.
+    """
+
+    matrix: Matrix
     is_tiles: bool
     first: int
     count: int
@@ -52,19 +53,12 @@ class Part:
         return self.start + self.count * self.programs
 
 
-def matrix_of(weight: GpuWeight) -> TileMatrix | FloatMatrix:
-    """The compile-time record of a weight."""
-    if weight.is_tiles:
-        return tile_matrix(weight.type, weight.n_rows, weight.n_cols)
-    return float_matrix(DTYPE_NAMES[weight.data.dtype], weight.n_rows, weight.n_cols)
-
-
 def is_narrow(rows: int, warps: int) -> bool:
     """Whether a thread has fewer than four rows of its segment."""
     return rows * 8 < 4 * 32 * warps
 
 
-def tune(matrices: Sequence[TileMatrix | FloatMatrix], n_tokens: int) -> Tuning:
+def tune(matrices: Sequence[Matrix], n_tokens: int) -> Tuning:
     """The rule. Tiles: one warp with four rows a thread, fewer rows when that leaves a large GPU
     half empty. Floats alone: a thread for each 16 bytes of a row's step."""
     floats = [m for m in matrices if isinstance(m, FloatMatrix)]

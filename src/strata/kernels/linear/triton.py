@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators
-"""Products of up to 8 tokens with weights on the GPU; all matrices that share an input in one launch.
+"""Products of up to 8 tokens with weights on the GPU; one launch for all matrices of an input.
 
 Tiles: bit-equal to ``ref.linear_contract``. Float rows: f32 in the order of ``float_product``.
 Every weight is read once for all tokens, and no token's bits depend on how many there are.
@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 
 from strata.kernels.float_product import float_product, load_rows
+from strata.kernels.gpu_matrix import matrix_of
 from strata.kernels.gpu_weight import GpuWeight
-from strata.kernels.linear.launch import MOST_TOKENS, Tuning, make_parts, matrix_of, tune
+from strata.kernels.linear.launch import MOST_TOKENS, Tuning, make_parts, tune
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.tile_product import tile_products
 from strata.kernels.triton_common import EXACT, pick, tuple_of

@@ -16,7 +16,7 @@ _BLOCKS = 8
 
 @triton.jit
 def quantize_blocks(x, N: tl.constexpr):
-    """Contract 1 for blocks f32 [N, 32]: (q int32 [N, 32], scale f32 [N], half sums int32 [N] x 2)."""
+    """Contract 1 for blocks f32 [N, 32]: q int32 [N, 32], scale f32 [N], half sums int32 [N]."""
     bits = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
     usable = (bits < 0x7F800000) & (bits >= 0x0D800000)  # below infinity, from 2^-100 on
     amax = tl.where(usable, bits, 0x3F800000).to(tl.float32, bitcast=True)
@@ -30,7 +30,7 @@ def quantize_blocks(x, N: tl.constexpr):
 
 @triton.jit
 def store_blocks(x, block, ok, q_row, meta_row, NB: tl.constexpr, N: tl.constexpr):
-    """Quantize blocks f32 [N, 32] with numbers ``block`` [N] and write the ``ok`` [N] ones to a row.
+    """Quantize f32 [N, 32], blocks ``block`` [N] of a row, and write those that are ``ok`` [N].
 
     q_row: int8 pointer, meta_row: int32 pointer to the row's first slot. NB: blocks of a row.
     """

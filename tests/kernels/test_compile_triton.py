@@ -1,0 +1,40 @@
+"""Kernels compile for a real GPU, and the compiler kept their arithmetic and their wide loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TILES = ("linear", "gate_up", "down", "dense")
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory):
+    """What ``compile_kernels`` prints."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    env["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    command = [sys.executable, "-m", "tests.kernels.compile_kernels"]
+    run = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout)
+
+
+def test_subnormals_and_divisions(facts):
+    """The contract keeps subnormals and divides as IEEE: no flushing, no approximate division."""
+    assert {name for name, f in facts.items() if f["flushed"] or f["approximate"]} == set()
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_weights_are_read_wide(facts, name):
+    """Code words come by asynchronous copies of 16 bytes; nothing is read byte by byte."""
+    assert facts[name]["copies_16"] > 0
+    assert facts[name]["dots"] >= 8
+    # place codes are bytes, and a combine is no product
+    assert facts[name]["byte_loads"] == 0
