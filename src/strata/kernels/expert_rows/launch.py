@@ -133,7 +133,8 @@ class GpuGroups:
 
     addr: int64 [G_max], the blob of each group: VRAM, or RAM that is mapped for the device;
     multiples of 16. start: [G_max + 1]: group g has entries start[g] .. start[g + 1] - 1.
-    entry_row, entry_token: [R]. n_groups: [1]; groups from there on are not looked at.
+    entry_row, entry_token: [R]. n_groups: [1]; groups from there on are not looked at. No token is
+    twice in a group, so a group of a window of T tokens has at most T entries.
     """
 
     addr: torch.Tensor
