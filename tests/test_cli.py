@@ -259,7 +259,8 @@ def test_the_command_line_is_the_settings_table() -> None:
     parser = CommandParser("run", "")
     parser.add_settings(REQUEST)
     flags = {flag for action in parser._actions for flag in action.option_strings}
-    extra = {"-h", "--help", "--config", "--no-poison"}
+    extra = {"-h", "--help", "--config"}
+    extra |= {f"--no-{i.flag[2:]}" for i in SETTINGS.values() if isinstance(i.default, bool)}
     assert flags - extra == {info.flag for info in SETTINGS.values()}
     engine_only = CommandParser("plan", "")
     engine_only.add_settings(ENGINE)

