@@ -6,7 +6,8 @@ Inputs
     fast_addr_E int64 [E] address of the expert in the fast tier, 0 = not there
     host_addr_E int64 [E] address a device can read in RAM, 0 = none (only needed for PCIE)
     rules       functions (Draft) -> None that move distinct experts between places, in order
-Output  Plan: place_R, and for each place its groups (one per distinct expert, in order of first appearance).
+Output  Plan: place_R, and for each place its groups (one per distinct expert, in order of first
+appearance).
 A distinct expert has one place, so its weights are read once for all its rows.
 """
 
