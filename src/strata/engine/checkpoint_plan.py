@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from strata.core.settings import Settings
+from strata.core.settings import SETTINGS, Settings
 from strata.experts.layouts import Entry
 from strata.experts.loader import expert_shapes, peak_bytes
 from strata.experts.mapped import mapped_bytes
@@ -76,30 +76,50 @@ def understand(checkpoint: Checkpoint) -> CheckpointPlan:
 
 
 def memory_plan(plan: CheckpointPlan, settings: Settings, probes: Probes) -> MemoryPlan:
-    """Bytes per owner for resolved settings, and the limits they meet. Allocates nothing."""
+    """Bytes per owner for resolved settings, and the limits they meet. Allocates nothing.
+
+    With a GPU everything but the experts lies in its memory, and --expert-cache auto is as many
+    experts as --vram-gb leaves room for.
+    """
     network = _meta_network(plan, settings)
     context = settings.context
     state = sum(s.n_bytes(context) for group in network.state_specs() for s in group.values())
     chunk = min(settings.prompt_chunk, context)
+    fast = _fast_memory(settings)
+    dense = (
+        Line(fast, "dense weights", plan.weights.dense_bytes),
+        Line(fast, f"state at {context} tokens of context", state),
+        Line(fast, f"window buffers (up to {settings.spec} tokens)", _windows(network, settings)),
+        Line(fast, f"prompt buffers (chunks of {chunk} tokens)", _frame(network, chunk, 1, False)),
+    )
+    limits = {"ram": smallest(_limits(settings, probes))}
+    room = 0
+    if fast == "vram" and settings.vram_gb:
+        limits["vram"] = Limit(f"--vram-gb {settings.vram_gb:g}", int(settings.vram_gb * GIB))
+        room = limits["vram"].n_bytes - sum(line.n_bytes for line in dense)
     lines = (
-        *expert_lines(plan.shapes, settings),
-        Line("ram", "dense weights", plan.weights.dense_bytes),
-        Line("ram", f"state at {context} tokens of context", state),
-        Line("ram", f"window buffers (up to {settings.spec} tokens)", _windows(network, settings)),
-        Line("ram", f"prompt buffers (chunks of {chunk} tokens)", _frame(network, chunk, 1, False)),
+        *expert_lines(plan.shapes, settings, room),
+        *dense,
         Line("ram", "interpreter and libraries", INTERPRETER_BYTES),
         Line("disk", "read on demand from the file", plan.weights.on_disk_bytes),
     )
-    limit = smallest(_limits(settings, probes))
-    return MemoryPlan(lines, {"ram": limit})
+    return MemoryPlan(lines, limits)
 
 
-def expert_lines(shapes: Sequence[Entry], settings: Settings) -> tuple[Line, ...]:
-    """What the routed experts take, while loading too."""
+def _fast_memory(settings: Settings) -> str:
+    return "vram" if settings.device == "cuda" else "ram"
+
+
+def expert_lines(shapes: Sequence[Entry], settings: Settings, room: int = 0) -> tuple[Line, ...]:
+    """What the routed experts take, while loading too. room: bytes that --expert-cache auto may
+    fill."""
     n_pairs = sum(entry[1] for entry in shapes if entry is not None)
-    slots = min(settings.expert_cache, n_pairs)
     slot_bytes = max((stride_of(entry[0]) for entry in shapes if entry is not None), default=0)
-    tier = Line("ram", f"fast tier ({slots} experts)", slots * slot_bytes)
+    slots = min(settings.expert_cache, n_pairs)
+    if settings.expert_cache == SETTINGS["expert_cache"].auto:
+        slots = min(n_pairs, max(room, 0) // slot_bytes) if slot_bytes else 0
+    name = f"fast tier ({slots} experts)"
+    tier = Line(_fast_memory(settings), name, slots * slot_bytes)
     if settings.experts_on_disk:
         on_disk, extras = mapped_bytes(shapes)
         return (
