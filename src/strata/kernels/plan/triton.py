@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from strata.core.types import Place
-from strata.kernels.router.triton import routed, router_args
+from strata.kernels.router.triton import folded, routed, router_args
 from strata.kernels.triton_common import EXACT
 
 _FAST, _PCIE = tl.constexpr(int(Place.FAST)), tl.constexpr(int(Place.PCIE))
@@ -126,7 +126,7 @@ def planned(
     t2 = tl.arange(0, T2)[:, None]
     k2 = tl.arange(0, K2)[None, :]
     wide = tl.where((t2 < T) & (k2 < K), weight, 0.0).to(tl.float64)
-    total = tl.sum(wide, axis=1)[:, None]
+    total = folded(wide, T2, K2)[:, None]
     share = tl.reshape(wide / tl.where(t2 < T, total, 1.0), (N,))
     i = tl.arange(0, N)
     token, rank = i // K2, i % K2

@@ -19,7 +19,6 @@ from strata.kernels.triton_common import EXACT
 _LAST = tl.constexpr(0x7FFFFFFF)
 _NOTHING = tl.constexpr(-(2**63))
 _SUM_EPS = tl.constexpr(1e-20)
-WINDOW_TOKENS = 8
 
 
 @triton.jit
@@ -35,6 +34,20 @@ def sort_keys(x, column):
 def column_of(key):
     """The column in a key."""
     return (key & _LAST).to(tl.int32) ^ _LAST
+
+
+@triton.jit
+def folded(x, ROWS: tl.constexpr, N: tl.constexpr):
+    """Row sums of [ROWS, N] by sums of two neighbours: one order for every tile shape.
+
+    tl.sum's order follows the tile's layout, which follows the number of tokens (seen on an H200).
+    """
+    if N == 1:
+        y = tl.reshape(x, (ROWS,))
+    else:
+        HALF: tl.constexpr = N // 2
+        y = folded(tl.sum(tl.reshape(x, (ROWS, HALF, 2)), axis=2), ROWS, HALF)
+    return y
 
 
 @triton.jit
@@ -98,7 +111,7 @@ def routed(
         weight = tl.where(rank == k, w[:, None], weight)
     if SCORING == "softmax" and not NORMALIZE:
         power = tl.exp(tl.where(e < E, x - highest[:, None], float("-inf")))
-        total = tl.sum(power, axis=1)
+        total = folded(power, T2, E2)
     if SCORING == "sigmoid":
         total += _SUM_EPS
     if SCORING != "sigmoid" or NORMALIZE:
@@ -149,8 +162,7 @@ def router_args(
         "correction": logits_TE if correction_E is None else correction_E,
         "STRIDE": logits_TE.stride(0),
         "T": n_tokens,
-        # one tile shape for every window: another one would sum a row in another order
-        "T2": max(WINDOW_TOKENS, triton.next_power_of_2(n_tokens)),
+        "T2": triton.next_power_of_2(n_tokens),
         "E": n_experts,
         "E2": triton.next_power_of_2(n_experts),
         "K": n_active,
