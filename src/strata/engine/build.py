@@ -250,8 +250,8 @@ def _workers(
 def _require_places(settings: Settings, plan: CheckpointPlan) -> None:
     """Options that place experts need experts to place."""
     if plan.n_pairs == 0:
-        for name in ("expert_cache", "expert_profile"):
-            if getattr(settings, name):
+        for name in ("expert_cache", "expert_profile", "expert_layout", "pack", "experts_on_disk"):
+            if getattr(settings, name) not in (0, -1, None, False, "auto"):
                 raise SettingError(
                     f"--{name.replace('_', '-')}: {plan.spec.family} has no routed experts to place"
                 )
@@ -279,6 +279,20 @@ def _fast_tier(plan: CheckpointPlan, settings: Settings, store: ExpertStore) -> 
     return tier
 
 
+def _without_effect(settings: Settings) -> dict[str, str]:
+    """Settings that another one leaves nothing to do, with the reason."""
+    off: dict[str, str] = {}
+    defaults = Settings()
+    if settings.dtype == "float64":
+        off |= dict.fromkeys(("workers", "cpu_isa"), "float64 runs the plain reference operations")
+    if settings.logpos is None:
+        off |= dict.fromkeys(("logpos_top", "logpos_extra"), "--logpos is not set")
+    if settings.temperature == 0:
+        reason = "temperature is 0, the most likely token is taken"
+        off |= dict.fromkeys(("top_k", "top_p", "min_p", "seed"), reason)
+    return {n: why for n, why in off.items() if getattr(settings, n) != getattr(defaults, n)}
+
+
 def _report(
     ready: Ready,
     pool: CpuPool,
@@ -288,7 +302,7 @@ def _report(
     off: Mapping[str, str],
 ) -> list[str]:
     plan, settings = ready.plan, ready.settings
-    why_not = dict(off)
+    why_not = dict(off) | _without_effect(settings)
     if settings.expert_profile is not None and not settings.expert_cache:
         why_not["expert_profile"] = "expert-cache is 0, so nothing is placed by it"
     if settings.numerics == "fast":
