@@ -162,6 +162,23 @@ def test_empty_window() -> None:
     assert pool().linear(w, torch.empty(0, 64)).shape == (0, 5)
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_products_at_once_are_the_products_one_by_one(workers: int) -> None:
+    """Float and quantized matrices of one width; expectation: ``linear`` of each, bit for bit."""
+    rng = np.random.default_rng(2)
+    kinds = (("Q8_0", 300), ("BF16", 8), ("Q4_K", 17), ("F32", 70))
+    ws = [make_weight(kind, n_rows, 256, rng) for kind, n_rows in kinds]
+    for n_tokens in (1, 2, 9, 40):
+        x = activations(n_tokens, 256, n_tokens)
+        outs = [torch.full((n_tokens, w.n_rows), float("nan")) for w in ws]
+        outs[0] = outs[0].view(n_tokens, 3, 100)
+        pool("auto", workers).linears(ws, x, outs)
+        for w, out in zip(ws, outs, strict=True):
+            assert torch.equal(out.view(n_tokens, -1), pool("portable", 1).linear(w, x))
+    with pytest.raises(EngineError, match="matrices of 256 and 64 columns"):
+        pool().linears([ws[0], make_weight("F32", 4, 64, rng)], x, outs[:2])
+
+
 def test_refusals() -> None:
     """What the extension must not point at is refused. Expectation: one clear line."""
     w = make_weight("Q4_0", 5, 64, np.random.default_rng(0))

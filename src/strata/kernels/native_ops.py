@@ -14,7 +14,6 @@ from strata.kernels.ops import Ops
 from strata.kernels.rotary import RotaryLike
 from strata.kernels.rotary.tables import TablesBySpec
 from strata.kernels.router import RouteRule
-from strata.kernels.weight import Weight
 from strata.native import CpuPool
 from strata.native.fused import Fused, GdnSizes
 from strata.native.fused_heads import FusedHeads
@@ -47,11 +46,6 @@ class _Heads:
     ) -> None:  # fmt: skip
         tables = self._tables(spec)
         self._heads.append_keys(ring, start, raw, block_tokens, weight, eps, tables, keys)
-
-
-def _linears(pool: CpuPool, x: Tensor, ws: Sequence[Weight], outs: Sequence[Tensor]) -> None:
-    for w, out in zip(ws, outs, strict=True):
-        pool.linear(w, x, out.view(x.shape[0], w.n_rows))
 
 
 def native_ops(pool: CpuPool) -> Ops:
@@ -98,5 +92,5 @@ def native_ops(pool: CpuPool) -> Ops:
         copy_rows=rows.copy_rows,
         silu_times=rows.silu_times,
         sigmoid_times=rows.sigmoid_times,
-        linear_group=lambda x, ws, outs: _linears(pool, x, ws, outs),
+        linear_group=lambda x, ws, outs: pool.linears(ws, x, outs),
     )

@@ -152,8 +152,8 @@ class Gdn:
 
 
 def _key_heads(spec: GdnSpec) -> torch.Tensor:
-    """Key head of each value head, int64 [J]."""
-    value_head = torch.arange(spec.n_v_heads)
+    """Key head of each value head, int32 [J]."""
+    value_head = torch.arange(spec.n_v_heads, dtype=torch.int32)
     if spec.head_order == "grouped":
         return value_head // (spec.n_v_heads // spec.n_k_heads)
     return value_head % spec.n_k_heads

@@ -6,21 +6,18 @@ class ExpertLayout: ...
 class AttentionArgs: ...
 class GdnArgs: ...
 
+class Matrices:
+    def __init__(self) -> None: ...
+    def add(
+        self, type: str, rows: int, n_rows: int, n_cols: int, scale: float, tiles: bool
+    ) -> None: ...
+
 class Pool:
     def __init__(
         self, isa: str, workers: int, cpus: Sequence[int], spin_us: int, max_spinners: int
     ) -> None: ...
-    def linear(
-        self,
-        type: str,
-        rows: int,
-        n_rows: int,
-        n_cols: int,
-        scale: float,
-        x: int,
-        n_tokens: int,
-        out: int,
-        tiles: bool,
+    def linears(
+        self, matrices: Matrices, x: int, n_tokens: int, outs: Sequence[int]
     ) -> None: ...
     def submit_experts(
         self,

@@ -43,7 +43,10 @@ class Fused:
     ) -> torch.Tensor:
         """``kernels/rms_norm``; x of any strides, weight of any float dtype."""
         width, n = x.shape[-1], x.numel()
-        x, weight = x.contiguous(), weight.to(F32)
+        if not x.is_contiguous():
+            x = x.contiguous()
+        if weight.dtype is not F32:
+            weight = weight.to(F32)
         if out is None:
             out = torch.empty_like(x)
         self._ops.rms_norm(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from strata.core.errors import EngineError
-from strata.native.checks import check_index, check_tensor
+from strata.native.checks import check_tensor, run
 from strata.native.extension import _native
 
 _FLOAT_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -80,8 +80,8 @@ def gdn_args(
     ):
         check_tensor(tensor, f"gdn: {name}", torch.float32, size)
     check_tensor(key_head_J, "gdn: key_head", torch.int32, (n_value_heads,))
-    check_index(key_head_J.numpy(), "gdn: key_head", n_key_heads)
-    return _native.gdn_args(
+    args: _native.GdnArgs = run(
+        _native.gdn_args,
         q_THK.data_ptr(),
         k_THK.data_ptr(),
         v_TJV.data_ptr(),
@@ -93,3 +93,4 @@ def gdn_args(
         out_TJV.data_ptr(),
         [n_tokens, n_key_heads, n_value_heads, dk, dv],
     )
+    return args

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +20,23 @@ from strata.core.errors import SettingError, UnsupportedError
 from strata.formats.tiles import tile_plan
 from strata.native.checks import check_array, check_tensor, row_bytes, run
 from strata.native.extension import _native
+from strata.native.fused_checks import at
 from strata.native.isa import available_isas, pick_isa
 from strata.native.mixer_args import attention_args, gdn_args
 from strata.native.records import ShapeLike, WeightLike
 from strata.native.topology import Topology, affinity_report, plan_affinity, read_topology
 
 log = logging.getLogger("strata.native")
+
+
+@dataclass(frozen=True)
+class _Matrices:
+    """Matrices multiplied with the same rows, as the extension knows them."""
+
+    native: _native.Matrices
+    kept: tuple[WeightLike, ...]
+    n_cols: int
+    n_rows: list[int]
 
 
 class CpuPool:
@@ -69,6 +81,7 @@ class CpuPool:
         self._close = weakref.finalize(self, self._pool.close)
         self._kept: dict[int, torch.Tensor] = {}
         self._layouts: dict[int, tuple[ShapeLike, _native.ExpertLayout]] = {}
+        self._matrices: dict[tuple[int, ...], _Matrices] = {}
         log.info(
             "CPU kernels: %s (available: %s); %s",
             self.isa,
@@ -82,23 +95,24 @@ class CpuPool:
         """y[T, N] = x[T, K] W^T * w.scale in f32; done on return, ahead of experts in flight."""
         n_tokens = x_TK.shape[0]
         check_tensor(x_TK, "linear: x", torch.float32, (n_tokens, w.n_cols))
-        check_tensor(w.data, "linear: weight", torch.uint8, _data_size(w))
         if out is None:
             out = x_TK.new_empty(n_tokens, w.n_rows)
         check_tensor(out, "linear: out", torch.float32, (n_tokens, w.n_rows))
-        run(
-            self._pool.linear,
-            w.type,
-            w.data.data_ptr(),
-            w.n_rows,
-            w.n_cols,
-            w.scale,
-            x_TK.data_ptr(),
-            n_tokens,
-            out.data_ptr(),
-            w.layout == "tiles",
-        )
+        self.linears((w,), x_TK, (out,))
         return out
+
+    def linears(
+        self, ws: Sequence[WeightLike], x_TK: torch.Tensor, outs: Sequence[torch.Tensor]
+    ) -> None:
+        """Products of the same rows with matrices of one width, at once; as ``linear`` one by one.
+
+        outs[i]: contiguous, T * n_rows numbers in any shape. Matrices are kept as long as the pool.
+        """
+        known = self._matrices.get(tuple([id(w) for w in ws])) or self._known_matrices(ws)
+        n_tokens = x_TK.shape[0]
+        x = at(x_TK, n_tokens * known.n_cols, "linear: x")
+        to = [at(o, n_tokens * n, "linear: out") for o, n in zip(outs, known.n_rows, strict=True)]
+        run(self._pool.linears, known.native, x, n_tokens, to)
 
     def submit_experts(
         self,
@@ -224,6 +238,17 @@ class CpuPool:
         """Finish what is in flight and end the workers. Closing twice is fine."""
         self._close()
         self._kept.clear()
+
+    def _known_matrices(self, ws: Sequence[WeightLike]) -> _Matrices:
+        """Checked once; matrices are kept so that their ids are never given to others."""
+        native = _native.Matrices()
+        for w in ws:
+            check_tensor(w.data, "linear: weight", torch.uint8, _data_size(w))
+            tiles = w.layout == "tiles"
+            run(native.add, w.type, w.data.data_ptr(), w.n_rows, w.n_cols, w.scale, tiles)
+        made = _Matrices(native, tuple(ws), ws[0].n_cols, [w.n_rows for w in ws])
+        self._matrices[tuple([id(w) for w in ws])] = made
+        return made
 
     def _layout(self, shape: ShapeLike) -> _native.ExpertLayout:
         """The extension's copy of an expert shape, made once per shape object."""

@@ -124,15 +124,13 @@ def _moe_half(
     frame, n_active = builder.frame, ffn.spec.n_active
     n_rows = frame.T * n_active
     expert_R, weight_R = frame["expert"][:n_rows], frame["weight"][:n_rows]
+
+    def plan() -> None:
+        service.plan(layer, expert_R, weight_R, n_active, rules)
+
     builder.part(layer, network.residual.read("ffn", layer))
     builder.part(layer, ffn.router_part())
-    builder.step(
-        "plan",
-        layer,
-        ("expert", "weight"),
-        ("plan",),
-        lambda: service.plan(layer, expert_R, weight_R, n_active, rules),
-    )
+    builder.step("plan", layer, ("expert", "weight"), ("plan",), plan)
     host_rows = {p: frame[name] for p, name in HOST_ROWS.items() if name in frame.tensors()}
     builder.step("publish", layer, ("ffn_x", "plan"), ("payload",))
     builder.step(

@@ -16,7 +16,7 @@ inputs(ring_XN, start, columns_TN, a_TJ, b_TJ, w, (q, k, v, keep, beta))
     k = l2_norm, v, keep and beta are written where they are wanted.
 recurrence(q_THK, k_THK, v_TJV, keep_TJ, beta_TJ, key_head_J, state_in_JKV, state_out_JKV) -> o_TJV
     q and k are normalised (q also divided by sqrt(K)); value head j uses key head key_head[j]
-    (int64). Per token and value head, from M = state_in:
+    (int32 or int64). Per token and value head, from M = state_in:
         M = keep * M;   u = beta * (v - M^T k);   M = M + k u^T;   o = M^T q
     The last M goes into state_out, which is state_in itself or does not overlap it. o goes into a
     last argument ``out`` if given, as in gated_norm.

@@ -133,6 +133,22 @@ std::vector<int64_t> tile_offsets(const std::string& type_name, int n_rows, int 
     return {p.codes, p.scales, p.minimums, p.supers, p.n_bytes};
 }
 
+// Matrices of one width that are multiplied with the same rows.
+struct Matrices {
+    static constexpr size_t MOST = 16;
+    std::vector<Matrix> list;
+
+    void add(const std::string& type_name, Address rows, int n_rows, int n_cols, float scale, bool tiles) {
+        const Type type = type_of(type_name);
+        if (tiles) check_tiles(type);
+        if (list.size() == MOST) throw std::invalid_argument("linear: at most 16 matrices at once");
+        if (!list.empty() && list[0].n_cols != n_cols)
+            throw std::invalid_argument("linear: matrices of " + std::to_string(list[0].n_cols) + " and " +
+                                        std::to_string(n_cols) + " columns at once");
+        list.push_back({type, at<uint8_t>(rows), n_rows, n_cols, scale, tiles});
+    }
+};
+
 // A pool with the kernels of one instruction set.
 class PoolFace {
   public:
@@ -144,17 +160,13 @@ class PoolFace {
         if (!pool_->in_own_process()) pool_.release();
     }
 
-    void linear(const std::string& type, Address rows, int n_rows, int n_cols, float scale, Address x,
-                int n_tokens, Address out, bool tiles) {
-        const Type t = type_of(type);
-        if (tiles) check_tiles(t);
+    void linears(const Matrices& matrices, Address x, int n_tokens, const std::vector<Address>& outs) {
+        if (outs.size() != matrices.list.size()) throw std::invalid_argument("linear: one out per matrix");
+        float* to[Matrices::MOST];
+        for (size_t i = 0; i < outs.size(); i++) to[i] = at<float>(outs[i]);
         const nb::gil_scoped_release release;
-        // below this many bytes of weights, handing over costs more than it saves
-        constexpr int64_t ALONE_BYTES = 24 << 10;
-        LinearWork work(backend_, pool_->workers(), t, at<uint8_t>(rows), n_rows, n_cols, scale,
-                        at<float>(x), n_tokens, at<float>(out), tiles);
-        if (work.cost() <= ALONE_BYTES) pool_->run_alone(work);
-        else pool_->run(work);
+        LinearWork work(backend_, pool_->workers(), matrices.list, at<float>(x), n_tokens, to);
+        run_sized(work, work.cost());
     }
 
     // apart: four addresses a group instead of one (work.h)
@@ -175,13 +187,13 @@ class PoolFace {
     void attention(const AttentionArgs& args) {
         const nb::gil_scoped_release release;
         AttentionWork work(backend_, pool_->workers(), args);
-        pool_->run(work);
+        run_sized(work, args.n_tokens * (args.start + args.n_tokens) * args.n_heads * (args.dk + args.dv));
     }
 
     void gdn(const GdnArgs& args) {
         const nb::gil_scoped_release release;
         GdnWork work(backend_, args);
-        pool_->run(work);
+        run_sized(work, int64_t{4} * args.n_tokens * args.n_value_heads * args.dk * args.dv);
     }
 
     void wait(uint64_t ticket) {
@@ -209,6 +221,14 @@ class PoolFace {
     }
 
   private:
+    // below about this many bytes read, handing over costs more than it saves
+    static constexpr int64_t ALONE_BYTES = 64 << 10;
+
+    void run_sized(Work& work, int64_t n_bytes) {
+        if (n_bytes <= ALONE_BYTES || pool_->workers() == 1) pool_->run_alone(work);
+        else pool_->run(work);
+    }
+
     const Backend& backend_;
     std::unique_ptr<Pool> pool_;
 };
@@ -234,6 +254,10 @@ AttentionArgs make_attention(Address q, Address k, Address v, int kind,
 
 GdnArgs make_gdn(Address q, Address k, Address v, Address keep, Address beta, Address key_head,
                  Address state_in, Address state_out, Address out, const std::vector<int>& sizes) {
+    for (int j = 0; j < sizes.at(2); j++)
+        if (at<int32_t>(key_head)[j] < 0 || at<int32_t>(key_head)[j] >= sizes.at(1))
+            throw std::invalid_argument("gdn: key_head holds " + std::to_string(at<int32_t>(key_head)[j]) +
+                                        ", allowed is 0 .. " + std::to_string(sizes.at(1) - 1));
     return {at<float>(q), at<float>(k), at<float>(v), at<float>(keep), at<float>(beta),
             at<int32_t>(key_head), at<float>(state_in), at<float>(state_out), at<float>(out),
             sizes.at(0), sizes.at(1), sizes.at(2), sizes.at(3), sizes.at(4)};
@@ -259,9 +283,10 @@ NB_MODULE(_native, m) {
     m.def("attention_args", &make_attention);
     nb::class_<GdnArgs>(m, "GdnArgs");
     m.def("gdn_args", &make_gdn);
+    nb::class_<Matrices>(m, "Matrices").def(nb::init<>()).def("add", &Matrices::add);
     nb::class_<PoolFace>(m, "Pool")
         .def(nb::init<const std::string&, int, std::vector<int>, int, int>())
-        .def("linear", &PoolFace::linear)
+        .def("linears", &PoolFace::linears)
         .def("submit_experts", &PoolFace::submit_experts<false>)
         .def("submit_experts_apart", &PoolFace::submit_experts<true>)
         .def("attention", &PoolFace::attention)

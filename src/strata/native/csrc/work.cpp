@@ -64,35 +64,53 @@ void Activations::prepare(int first, int count) {
     }
 }
 
-LinearWork::LinearWork(const Backend& backend, int workers, Type type, const uint8_t* rows, int n_rows,
-                       int n_cols, float scale, const float* x, int n_tokens, float* out, bool tiles)
-    : backend_(backend),
-      args_{type, rows, info(type).row_bytes(n_cols), n_rows, n_cols, nullptr, n_tokens, scale, nullptr,
-            nullptr, 0, tiles ? n_rows : 0},
-      activations_(backend, type, x, n_cols, n_tokens, n_cols),
-      chunk_(rows_per_task(n_rows, args_.row_bytes, 1, workers)) {
-    for (int t = 0; t < n_tokens; t++) {
-        rows_in_.push_back(activations_.row(t));
-        rows_out_.push_back(out + static_cast<int64_t>(t) * n_rows);
+LinearWork::LinearWork(const Backend& backend, int workers, const std::vector<Matrix>& matrices,
+                       const float* x, int n_tokens, float* const* outs)
+    : backend_(backend), n_tokens_(n_tokens), first_task_{0} {
+    int64_t total = 0;
+    for (const Matrix& m : matrices) total += m.n_bytes();
+    cost_ = total * n_tokens;
+    for (const Matrix& m : matrices) read_activations(m, x);
+    rows_out_.reserve(matrices.size() * n_tokens);
+    for (const Matrix& m : matrices) {
+        float* out = *outs++;
+        const int share = static_cast<int>(total / std::max<int64_t>(1, m.n_bytes()));
+        chunk_.push_back(rows_per_task(m.n_rows, m.row_bytes(), share, workers));
+        first_task_.push_back(first_task_.back() + (n_tokens ? pieces(m.n_rows, chunk_.back()) : 0));
+        args_.push_back({m.type, m.rows, m.row_bytes(), m.n_rows, m.n_cols,
+                         rows_in_[info(m.type).quantized()].data(), n_tokens, m.scale, nullptr,
+                         rows_out_.data() + rows_out_.size(), 0, m.tiles ? m.n_rows : 0});
+        for (int t = 0; t < n_tokens; t++) rows_out_.push_back(out + static_cast<int64_t>(t) * m.n_rows);
     }
-    args_.activations = rows_in_.data();
-    args_.out = rows_out_.data();
+}
+
+// The form of x that the matrix needs, unless another matrix needed it before.
+void LinearWork::read_activations(const Matrix& m, const float* x) {
+    const bool quantized = info(m.type).quantized();
+    std::optional<Activations>& form = x_[quantized];
+    if (form) return;
+    form.emplace(backend_, m.type, x, m.n_cols, n_tokens_, m.n_cols);
+    for (int t = 0; t < n_tokens_; t++) rows_in_[quantized].push_back(form->row(t));
 }
 
 int LinearWork::n_tasks(int phase) const {
-    if (phase == 0) return activations_.in_place() ? 0 : pieces(args_.n_tokens, PREPARE_TOKENS);
-    return args_.n_tokens ? pieces(args_.n_rows, chunk_) : 0;
+    if (phase == 1) return first_task_.back();
+    const auto to_prepare = [](const std::optional<Activations>& form) { return form && !form->in_place(); };
+    return to_prepare(x_[0]) || to_prepare(x_[1]) ? pieces(n_tokens_, PREPARE_TOKENS) : 0;
 }
 
 void LinearWork::run(int phase, int task, Scratch& scratch) {
     if (phase == 0) {
-        activations_.prepare(PREPARE_TOKENS * task, PREPARE_TOKENS);
+        for (auto& form : x_)
+            if (form) form->prepare(PREPARE_TOKENS * task, PREPARE_TOKENS);
         return;
     }
-    RowsArgs args = args_;
-    const int first = task * chunk_;
+    size_t i = 0;
+    while (task >= first_task_[i + 1]) i++;
+    RowsArgs args = args_[i];
+    const int first = (task - first_task_[i]) * chunk_[i];
     if (!args.tiled_rows) args.rows += args.row_bytes * first;
-    args.n_rows = std::min(chunk_, args_.n_rows - first);
+    args.n_rows = std::min(chunk_[i], args_[i].n_rows - first);
     args.first_col = first;
     backend_.rows(args, scratch.get(backend_.scratch_bytes(args.type, args.n_cols, args.n_tokens)));
 }

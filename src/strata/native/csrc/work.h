@@ -1,6 +1,7 @@
 // The pieces of work that the pool is given: products with a matrix, experts, attention, recurrence.
 #pragma once
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "backend.h"
@@ -42,13 +43,25 @@ class Activations {
     Buffer memory_;
 };
 
+struct Matrix {
+    Type type;
+    const uint8_t* rows;  // or tiles
+    int n_rows, n_cols;
+    float scale;
+    bool tiles;
+
+    size_t row_bytes() const { return info(type).row_bytes(n_cols); }
+    int64_t n_bytes() const { return static_cast<int64_t>(row_bytes()) * n_rows; }
+};
+
+// Products of the same activations with one or several matrices of one width.
 class LinearWork : public Work {
   public:
-    // out[t * n_rows + n] = row n . x[t] * scale
-    LinearWork(const Backend& backend, int workers, Type type, const uint8_t* rows, int n_rows, int n_cols,
-               float scale, const float* x, int n_tokens, float* out, bool tiles = false);
-    // Weight bytes times tokens: what the product costs.
-    int64_t cost() const { return static_cast<int64_t>(args_.row_bytes) * args_.n_rows * args_.n_tokens; }
+    // outs[i][t * n_rows + n] = row n of matrix i . x[t] * scale
+    LinearWork(const Backend& backend, int workers, const std::vector<Matrix>& matrices, const float* x,
+               int n_tokens, float* const* outs);
+    // Weight bytes times tokens: what the products cost.
+    int64_t cost() const { return cost_; }
     int n_phases() const override { return 2; }
     int n_tasks(int phase) const override;
     Clock clock(int phase) const override { return phase == 0 ? Clock::quantize : Clock::compute; }
@@ -56,12 +69,16 @@ class LinearWork : public Work {
 
   private:
     static constexpr int PREPARE_TOKENS = 8;
+    void read_activations(const Matrix& m, const float* x);
+
     const Backend& backend_;
-    RowsArgs args_;
-    Activations activations_;
-    std::vector<const void*> rows_in_;
-    std::vector<float*> rows_out_;
-    int chunk_;
+    const int n_tokens_;
+    int64_t cost_;
+    std::optional<Activations> x_[2];        // as f32, quantized
+    std::vector<const void*> rows_in_[2];    // [T] each
+    std::vector<float*> rows_out_;           // [matrices, T]
+    std::vector<RowsArgs> args_;             // [matrices]
+    std::vector<int> chunk_, first_task_;    // [matrices], [matrices + 1]
 };
 
 struct ExpertLayout {

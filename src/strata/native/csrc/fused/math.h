@@ -23,29 +23,48 @@ inline float softplus_c(float x) {
     return static_cast<float>((x > 0.0f ? x : 0.0f) + 2.0 * s * series);
 }
 
-typedef double Lanes8d __attribute__((vector_size(64)));
+typedef float Lanes4 __attribute__((vector_size(16)));
+typedef double Lanes4d __attribute__((vector_size(32)));
 
-inline double fold_lanes(Lanes8d v) {
-    double p[8];
-    std::memcpy(p, &v, sizeof v);
-    for (int half = 4; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) p[i] += p[i + half];
-    return p[0];
-}
+// Eight float64 partial sums in two registers.
+struct Sums8d {
+    Lanes4d low = {}, high = {};
 
-inline Lanes8d load8d(const float* p) { return __builtin_convertvector(load8(p), Lanes8d); }
+    static Lanes4d wide(const float* p) {
+        Lanes4 v;
+        std::memcpy(&v, p, sizeof v);
+        return __builtin_convertvector(v, Lanes4d);
+    }
+    void add(const float* x) {
+        low += wide(x);
+        high += wide(x + 4);
+    }
+    void add_product(const float* a, const float* b) {
+        low += wide(a) * wide(b);
+        high += wide(a + 4) * wide(b + 4);
+    }
+    double fold() const {
+        double p[4];
+        const Lanes4d sum = low + high;
+        std::memcpy(p, &sum, sizeof sum);
+        return (p[0] + p[2]) + (p[1] + p[3]);
+    }
+};
 
 // Sum of products in float64: 8 partial sums by index mod 8, folded in halves.
 inline double dot_wide(const float* a, const float* b, int64_t n) {
-    Lanes8d p = {};
+    Sums8d sums;
     int64_t i = 0;
-    for (; i + 8 <= n; i += 8) p += load8d(a + i) * load8d(b + i);
+    for (; i + 8 <= n; i += 8) sums.add_product(a + i, b + i);
     if (i < n) {
-        const int rest = static_cast<int>(n - i);
-        p += __builtin_convertvector(load_few<F32Element>(a + i, rest), Lanes8d) *
-             __builtin_convertvector(load_few<F32Element>(b + i, rest), Lanes8d);
+        float x[8] = {}, y[8] = {};
+        for (int j = 0; i + j < n; j++) {
+            x[j] = a[i + j];
+            y[j] = b[i + j];
+        }
+        sums.add_product(x, y);
     }
-    return fold_lanes(p);
+    return sums.fold();
 }
 
 inline float inverse_rms(const float* x, int64_t n, double eps) {

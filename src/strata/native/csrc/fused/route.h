@@ -51,13 +51,13 @@ inline void best_groups_only(const RouteRule& rule, float* choice, float* memory
 }
 
 inline float sum_of_power(const float* logit, int64_t n, float most) {
-    Lanes8d total = {};
+    Sums8d total;
     for (int64_t i = 0; i < n; i += 8) {
         float e[8] = {};
         for (int j = 0; j < 8 && i + j < n; j++) e[j] = exp_c(logit[i + j] - most);
-        total += load8d(e);
+        total.add(e);
     }
-    return static_cast<float>(fold_lanes(total));
+    return static_cast<float>(total.fold());
 }
 
 // Weights before normalisation and their divisor; 1 where there is none.
