@@ -1,0 +1,79 @@
+"""What a request says about the form of its answer; plain data that crosses the pipe as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+ConstraintKind = Literal["json_schema", "json_object", "regex", "grammar", "choice", "tool_calls"]
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """A tool the model may call. parameters: JSON schema of its arguments."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class ConstraintSpec:
+    """A form the answer must have.
+
+    value: the schema (json_schema), None (json_object), the pattern (regex), the Lark text
+    (grammar), the list of texts (choice), or for tool_calls {"tools": [...], "required": bool,
+    "only": name or None, "family": ..., "template_hint": ...}.
+    reasoning_end: free text comes first and ends with this text (thinking); None when the answer
+    proper begins at once.
+    """
+
+    kind: ConstraintKind
+    value: Any = None
+    reasoning_end: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """For the pipe."""
+        return {"kind": self.kind, "value": self.value, "reasoning_end": self.reasoning_end}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ConstraintSpec:
+        """Back from the pipe."""
+        return cls(data["kind"], data["value"], data["reasoning_end"])
+
+
+class TokenizerLike(Protocol):
+    """What constraints need of a tokenizer (see formats.tokenizer.Tokenizer)."""
+
+    @property
+    def n_vocab(self) -> int:
+        """Largest id + 1."""
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token stands for."""
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token is no text."""
+
+
+class Constraint(Protocol):
+    """One answer's mask; engine side. Called in the order of the answer's tokens, once each:
+    ``mask`` on the row that is about to be picked from, ``accept`` with what was picked. Rows of
+    rejected drafts are never shown, so there is nothing to take back."""
+
+    def mask(self, row_V: npt.NDArray[np.float64]) -> None:
+        """Set what may not follow to -inf, in place. At the end only end tokens are left."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The row's pick."""
+        ...
