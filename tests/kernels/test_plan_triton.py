@@ -11,7 +11,8 @@ import torch
 from strata.core.types import Place
 from strata.experts.late import late_rule
 from strata.experts.pcie_share import pcie_rule
-from strata.kernels.plan import Draft, Plan, Rule, make_plan
+from strata.experts.tail_skip import tail_rule
+from strata.kernels.plan import Plan, make_plan
 from strata.kernels.plan import triton as gpu
 from strata.kernels.router.triton import route
 
@@ -25,18 +26,6 @@ class GpuGroups:
     entry_row: torch.Tensor
     entry_token: torch.Tensor
     n_groups: torch.Tensor
-
-
-def tail_rule(tail_rank: int) -> Rule:
-    """Missed experts that every row of theirs holds at rank >= tail_rank are skipped."""
-
-    def rule(draft: Draft) -> None:
-        for g in range(len(draft.expert_G)):
-            ranks = np.flatnonzero(draft.group_R == g) % draft.n_active
-            if draft.place_G[g] == Place.CPU and (ranks >= tail_rank).all():
-                draft.place_G[g] = Place.SKIPPED
-
-    return rule
 
 
 def outputs(n: int, d: torch.device) -> tuple[torch.Tensor, GpuGroups, gpu.CpuGroups]:

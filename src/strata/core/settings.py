@@ -103,6 +103,11 @@ class Settings:
         0.0, 0, 1,
         "With --defer-cpu, only rows with less than this share of their token's routing weight are "
         "late; 0 is all of them.", changes_output=True, aliases=("STRATA_VERIFY_DEFER_CPU_BELOW",))
+    route_tail_skip: int = integer(
+        0, 0, None,
+        "A missed expert that every token of a window holds at rank N or behind (0 is the first "
+        "choice) is neither read nor computed; 0 is off.",
+        unit="rank", changes_output=True)
     workers: int = integer(
         0, 1, 1024,
         "CPU threads that compute experts; auto is one for each physical core we may use.",

@@ -21,19 +21,34 @@ from strata.kernels.plan.native import Planner
 
 @dataclass
 class RowCounters:
-    """Routed rows by place since the start, per layer."""
+    """Routed rows and distinct experts of windows by place since the start, per layer."""
 
     rows_LP: dict[tuple[int, Place], int] = field(default_factory=dict)
+    experts_LP: dict[tuple[int, Place], int] = field(default_factory=dict)
 
     def add(self, layer: int, plan: Plan) -> None:
         """Count one layer of one window."""
         for place, groups in plan.groups.items():
             key = (layer, place)
             self.rows_LP[key] = self.rows_LP.get(key, 0) + groups.n_rows
+            self.experts_LP[key] = self.experts_LP.get(key, 0) + len(groups.expert_G)
 
     def total(self, place: Place) -> int:
         """Rows at a place over all layers."""
         return sum(n for (_, p), n in self.rows_LP.items() if p == place)
+
+    def experts(self, place: Place) -> int:
+        """Distinct experts at a place, summed over layers and windows."""
+        return sum(n for (_, p), n in self.experts_LP.items() if p == place)
+
+    def lines(self) -> list[str]:
+        """What was left out since the start, for people."""
+        rows, experts = self.total(Place.SKIPPED), self.experts(Place.SKIPPED)
+        if not rows:
+            return []
+        return [
+            f"route tail skip: {experts} missed experts skipped ({rows} entries) since the start"
+        ]
 
 
 class ExpertService:
