@@ -4,6 +4,17 @@ Two sides use this package. The HTTP process feeds the text of one answer to an 
 and sends the deltas to the client; it checks constraints before a request is queued. The engine
 process turns the checked ``ConstraintSpec`` into a ``Constraint``, whose masks enter the sampler.
 
-Nothing here imports torch. The shared nouns are in ``deltas`` (answers) and ``specs`` (requests);
-``parsers.parser_for`` and ``constraints.constraint_for`` make the two objects.
+Nothing here imports torch. The shared nouns are in ``deltas`` (answers) and ``specs`` (requests).
+The doors:
+
+    parsers.parser_for(family, template_hint, tools, *, reasoning, prompt_tail) -> AnswerParser
+        family: architecture name of the checkpoint ("qwen4_exp"); template_hint: source of its
+        chat template ("" without one); tools: of the request; reasoning: False when the client
+        wants thinking left in the content; prompt_tail: the last 500 characters of the prompt,
+        which tell whether thinking is open or closed already.
+    parsers.reasoning_end(family, template_hint, prompt_tail) -> str | None
+        the text that ends thinking when the answer begins with thinking, else None
+    constraints.check_constraint(spec) -> None
+        InputError that names the keyword or pattern that cannot be enforced, and its place
+    constraints.constraint_for(spec, tokenizer) -> Constraint
 """
