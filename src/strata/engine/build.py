@@ -34,8 +34,8 @@ from strata.engine.engine import Engine
 from strata.engine.expert_plan import ExpertPlan, load_planned, plan_experts
 from strata.engine.layout_cost import MeasuredCost, read_speed
 from strata.engine.machine import probe
+from strata.engine.variants import WindowVariants, build_variant
 from strata.experts.fast_tier import FastTier, even_profile, read_profile
-from strata.experts.late import late_rule
 from strata.experts.layouts import Entry
 from strata.experts.service import ExpertService
 from strata.experts.store import ExpertStore, Progress, store_bytes
@@ -45,11 +45,10 @@ from strata.formats.tokenizer import Tokenizer, load_tokenizer
 from strata.kernels.ops import Ops
 from strata.memory.budget import Line, MemoryPlan, Probes
 from strata.memory.state import SequenceState
-from strata.models.network import Network, build_network
+from strata.models.network import build_network
 from strata.models.weights import load_weights
 from strata.native import CpuPool
-from strata.window.defer import Defer, Mode, deferrable, late_buffers
-from strata.window.run import PLAIN, Variant, WindowRunner
+from strata.window.run import WindowRunner
 
 MEASURE_FROM_BYTES = 2 << 30
 """Experts in all from which measuring speeds (about half a second) before loading is worth it."""
@@ -170,8 +169,8 @@ def _assemble(ready: Ready, progress: Progress | None) -> Engine:
     device = torch.device("cpu")
     network = build_network(plan.spec, roles, ops, KV_DTYPES[settings.kv], device)
     state = SequenceState(network.state_specs(), settings.context, device)
-    variant, why_not = _variant(settings, network, service)
-    runner = WindowRunner(network, service, state, variant, poison=settings.poison)
+    variants = build_variant(settings, network, service)
+    runner = WindowRunner(network, service, state, variants.default, poison=settings.poison)
     gc.collect()
 
     def on_close() -> None:
@@ -184,7 +183,7 @@ def _assemble(ready: Ready, progress: Progress | None) -> Engine:
         tokenizer=tokenizer,
         runner=runner,
         plan=ready.memory,
-        report=_report(ready, pool, tier, tokenizer, runner, why_not),
+        report=_report(ready, pool, tier, tokenizer, variants),
         on_close=on_close,
     )
 
@@ -201,31 +200,6 @@ def _tokenizer(plan: CheckpointPlan) -> Tokenizer | InputError:
 def _ops(settings: Settings, pool: CpuPool) -> Ops:
     dtype = DTYPES[settings.dtype]
     return native_ops(pool) if dtype is torch.float32 else plain_ops(dtype)
-
-
-def _variant(
-    settings: Settings, network: Network, service: ExpertService
-) -> tuple[Variant, dict[str, str]]:
-    """How windows run here, and why what was asked for is (partly) off. Every feature of the window
-    stands here."""
-    if settings.defer_cpu == "0":
-        return PLAIN, {}
-    able = deferrable(network)
-    layers = list(settings.defer_layers) or able
-    refused = sorted(set(layers) - set(able))
-    if refused:
-        raise SettingError(
-            f"--defer-layers {','.join(map(str, refused))}: these cannot be late (the last layer, "
-            f"one in front of an n-gram block, or one without routed experts); this model can "
-            f"defer {able}"
-        )
-    if not layers:
-        return PLAIN, {"defer_cpu": "this model has no layer whose rows may be late"}
-    below = settings.defer_cpu_below or None
-    mode: Mode = "check" if settings.defer_cpu == "check" else "1"
-    defer = Defer(network, service, layers, mode, split=below is not None)
-    variant = Variant(f"defer-{mode}", (defer,), (late_rule(layers, below),), late_buffers(network))
-    return variant, {}
 
 
 def _workers(
@@ -298,11 +272,10 @@ def _report(
     pool: CpuPool,
     tier: FastTier,
     tokenizer: Tokenizer | InputError,
-    runner: WindowRunner,
-    off: Mapping[str, str],
+    variants: WindowVariants,
 ) -> list[str]:
     plan, settings = ready.plan, ready.settings
-    why_not = dict(off) | _without_effect(settings)
+    why_not = dict(variants.why_not) | _without_effect(settings)
     if settings.expert_profile is not None and not settings.expert_cache:
         why_not["expert_profile"] = "expert-cache is 0, so nothing is placed by it"
     if settings.numerics == "fast":
@@ -316,16 +289,8 @@ def _report(
         f"{len(tier.resident())} of them also in the fast tier",
         *ready.experts.lines,
         *effective_lines(ready.effective, why_not),
+        *variants.lines,
     ]
-    if settings.defer_cpu != "0" and "defer_cpu" not in why_not:
-        able = [t for t in runner.variant.transforms if isinstance(t, Defer)]
-        n_late = sum(len(t.layers) for t in able)
-        n_moe = sum(1 for n in plan.n_experts_L if n)
-        lines.append(
-            f"strata verify: STRATA_VERIFY_DEFER_CPU={settings.defer_cpu} (changes the output): "
-            f"rows of {n_late} of {n_moe} expert layers may be late; not the last layer, nor one "
-            f"in front of an n-gram block"
-        )
     if isinstance(tokenizer, InputError):
         lines.append(f"text in and out: off here: {tokenizer}")
     return lines

@@ -1,0 +1,113 @@
+"""The ways windows run here: which features change their steps, and why others are off.
+
+A feature of the window is one row of FEATURES: the setting that asks for it, what it adds to a
+variant, and ``why_not``, the one-line reason why it is off for this model. Nothing else knows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from strata.core.errors import SettingError
+from strata.core.settings import Settings
+from strata.experts.late import late_rule
+from strata.experts.service import ExpertService
+from strata.models.network import MoeFfn, Network
+from strata.window.defer import Defer, Mode, deferrable, late_buffers
+from strata.window.run import PLAIN, Variant
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One feature: ``asked`` looks at its setting, ``why_not`` at the model (None: it can be),
+    ``add`` gives the variant with it."""
+
+    setting: str
+    asked: Callable[[Settings], bool]
+    why_not: Callable[[Settings, Network], str | None]
+    add: Callable[[Variant, Settings, Network, ExpertService], Variant]
+    lines: Callable[[Settings, Network], Sequence[str]]
+    """Start-up lines when it is on."""
+
+
+@dataclass(frozen=True)
+class WindowVariants:
+    """The variant that windows run in, what is off and why, and start-up lines."""
+
+    default: Variant
+    why_not: Mapping[str, str]
+    lines: tuple[str, ...]
+
+
+def build_variant(settings: Settings, network: Network, service: ExpertService) -> WindowVariants:
+    """Work the settings of all features out for a model."""
+    variant = PLAIN
+    off: dict[str, str] = {}
+    lines: list[str] = []
+    for feature in FEATURES:
+        if not feature.asked(settings):
+            continue
+        reason = feature.why_not(settings, network)
+        if reason is not None:
+            off[feature.setting] = reason
+            continue
+        variant = feature.add(variant, settings, network, service)
+        lines += feature.lines(settings, network)
+    return WindowVariants(variant, off, tuple(lines))
+
+
+def _defer_layers(settings: Settings, network: Network) -> list[int]:
+    """The layers whose rows may be late; SettingError for one that cannot."""
+    able = deferrable(network)
+    layers = sorted(settings.defer_layers) or able
+    refused = sorted(set(layers) - set(able))
+    if refused:
+        raise SettingError(
+            f"--defer-layers {','.join(map(str, refused))}: these cannot be late (the last layer, "
+            f"one in front of an n-gram block, or one without routed experts); this model can "
+            f"defer {able}"
+        )
+    return layers
+
+
+def _why_no_deferral(settings: Settings, network: Network) -> str | None:
+    if _defer_layers(settings, network):
+        return None
+    return "this model has no layer whose rows may be late"
+
+
+def _add_deferral(
+    variant: Variant, settings: Settings, network: Network, service: ExpertService
+) -> Variant:
+    layers = _defer_layers(settings, network)
+    below = settings.defer_cpu_below or None
+    mode: Mode = "check" if settings.defer_cpu == "check" else "1"
+    defer = Defer(network, service, layers, mode, split=below is not None)
+    return replace(
+        variant,
+        name=f"defer-{mode}",
+        transforms=(*variant.transforms, defer),
+        rules=(*variant.rules, late_rule(layers, below)),
+        buffers={**variant.buffers, **late_buffers(network)},
+    )
+
+
+def _deferral_lines(settings: Settings, network: Network) -> list[str]:
+    n_moe = sum(isinstance(ffn, MoeFfn) for ffn in network.ffns)
+    return [
+        f"strata verify: STRATA_VERIFY_DEFER_CPU={settings.defer_cpu} (changes the output): "
+        f"rows of {len(_defer_layers(settings, network))} of {n_moe} expert layers may be late; "
+        f"not the last layer, nor one in front of an n-gram block"
+    ]
+
+
+FEATURES: tuple[Feature, ...] = (
+    Feature(
+        "defer_cpu",
+        lambda settings: settings.defer_cpu != "0",
+        _why_no_deferral,
+        _add_deferral,
+        _deferral_lines,
+    ),
+)
