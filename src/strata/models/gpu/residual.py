@@ -1,0 +1,149 @@
+"""The residual path on the GPU: models/residual with writes fused into the norm that follows.
+
+Where a block's result is still pending, the read adds it to the residual in the same launch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from strata.kernels.embed.triton import lookup
+from strata.kernels.gpu_weight import GpuWeight
+from strata.kernels.hyper.triton import down, mix, rank_gate, up_mix
+from strata.kernels.rms_norm.triton import Pending, add_norm
+from strata.memory.frame import BufferSpec, Frame
+from strata.models.gpu.roles import GpuRoles
+from strata.models.gpu.rows import products, row_specs, rows_of
+from strata.models.spec import ModelSpec
+
+Site = Literal["attn", "ffn"]
+INPUT: dict[Site, str] = {"attn": "x", "ffn": "ffn_x"}
+OUTPUT: dict[Site, str] = {"attn": "mixer_out", "ffn": "ffn_out"}
+
+
+class GpuResidual:
+    """Streams [T, D], or [T, C, D] with hyper-connections. Roles as in models/residual."""
+
+    def __init__(self, spec: ModelSpec, roles: GpuRoles) -> None:
+        self._spec = spec
+        self._embed = roles.matrix("embed")
+        self._hyper = spec.streams > 1
+        sites: tuple[Site, ...] = ("attn", "ffn")
+        keys = [f"layers.{layer}.{site}" for layer in range(spec.n_layers) for site in sites]
+        if self._hyper:
+            self._reads = {k: _Read(spec, roles, f"{k}_read", True) for k in keys}
+            self._head = _Read(spec, roles, "head_read", False)
+        else:
+            self._norms = {k: roles.vector(f"{k}_norm") for k in keys}
+            self._final_norm = roles.vector("final_norm")
+
+    def buffers(self) -> dict[str, BufferSpec]:
+        """The residual, and what every block reads and writes."""
+        spec, f32 = self._spec, torch.float32
+        d, c = spec.d_model, spec.streams
+        found = {
+            "ids": BufferSpec((), torch.int64),
+            "residual": BufferSpec((c, d) if self._hyper else (d,), f32),
+            "mixer_out": BufferSpec((d,), f32),
+            "ffn_out": BufferSpec((d,), f32),
+        }
+        for name in ("x", "ffn_x", "head_x"):
+            found |= row_specs(name, d)
+        if self._hyper:
+            found |= row_specs("hc_normed", c * d) | row_specs("hc_low", spec.hc_rank)
+            found["hc_product"] = BufferSpec((spec.hc_rank + c,), f32)
+            found["hc_gate"] = BufferSpec((c * d,), f32)
+            found["coeff_attn"] = found["coeff_ffn"] = BufferSpec((c,), f32)
+        return found
+
+    @property
+    def scratch(self) -> tuple[str, ...]:
+        """Buffers that a read writes and nobody else reads."""
+        return ("hc_normed", "hc_low", "hc_product", "hc_gate") if self._hyper else ()
+
+    def embed(self, frame: Frame) -> None:
+        """residual = table row of each id (every stream)."""
+        lookup(self._embed, frame["ids"], frame["residual"])
+
+    def coeff(self, site: Site, frame: Frame) -> torch.Tensor | None:
+        """Write coefficients of the last read of that site."""
+        return frame[f"coeff_{site}"] if self._hyper else None
+
+    def read(
+        self, site: Site, layer: int, frame: Frame, pending: Pending | None = None
+    ) -> None:
+        """Input of a block, as floats and int8, after adding what is pending."""
+        key = f"layers.{layer}.{site}"
+        if self._hyper:
+            self._reads[key].run(frame, INPUT[site], self.coeff(site, frame), pending)
+        else:
+            self._norm(frame, self._norms[key], INPUT[site], pending)
+
+    def head(self, frame: Frame) -> None:
+        """Input of the output head."""
+        if self._hyper:
+            self._head.run(frame, "head_x", None, None)
+        else:
+            self._norm(frame, self._final_norm, "head_x", None)
+
+    def pending(self, site: Site, frame: Frame, bias: torch.Tensor | None = None) -> Pending:
+        """The block output of that site, not yet added."""
+        return Pending(frame[OUTPUT[site]], self.coeff(site, frame), bias)
+
+    def write(self, frame: Frame, pending: Pending) -> None:
+        """Add a block output by itself."""
+        add_norm(frame["residual"], None, self._spec.norm_eps, None, pending=pending)
+
+    def _norm(
+        self, frame: Frame, weight: torch.Tensor, target: str, pending: Pending | None
+    ) -> None:
+        rows = rows_of(frame, target)
+        add_norm(
+            frame["residual"], weight, self._spec.norm_eps, rows.x, pending=pending,
+            quantized=rows.q,
+        )  # fmt: skip
+
+
+class _Read:
+    """One READ of the streams. Without inject (the head) there are no coefficients."""
+
+    def __init__(self, spec: ModelSpec, roles: GpuRoles, prefix: str, inject: bool) -> None:
+        self._eps, self._streams = spec.norm_eps, spec.streams
+        self._norm = roles.vector(prefix + ".norm").flatten()
+        self._down, self._up = roles.matrix(prefix + ".down"), roles.matrix(prefix + ".up")
+        self._inject = roles.matrix(prefix + ".inject") if inject else None
+        every = [w for w in (self._down, self._up, self._inject) if w is not None]
+        self._fused = all(_plain(w) for w in every) and self._up.n_cols % 8 == 0
+
+    def run(
+        self, frame: Frame, target: str, coeff_TC: torch.Tensor | None, pending: Pending | None
+    ) -> None:
+        """Fill the target rows and the coefficients."""
+        normed = rows_of(frame, "hc_normed")
+        tiles = self._down.is_tiles or (self._inject is not None and self._inject.is_tiles)
+        add_norm(
+            frame["residual"], self._norm, self._eps, normed.x, pending=pending,
+            quantized=normed.q if tiles else None,
+        )  # fmt: skip
+        low, out = rows_of(frame, "hc_low"), rows_of(frame, target)
+        if self._fused:
+            down(normed.x, self._down, self._inject, self._streams, low.x, coeff_TC)
+            up_mix(low.x, self._up, normed.x, self._streams, out.x, out.q)
+            return
+        product = frame["hc_product"]
+        rank = self._down.n_rows
+        if self._inject is None:
+            product = product.view(-1)[: len(product) * rank].view(-1, rank)
+            products((self._down,), normed, (product,))
+        else:
+            both = (product[:, :rank], product[:, rank:])
+            products((self._down, self._inject), normed, both)
+        rank_gate(product, low.x, coeff_TC)
+        products((self._up,), low, (frame["hc_gate"],), fresh=False)
+        mix(frame["hc_gate"], normed.x, self._streams, out.x, out.q)
+
+
+def _plain(weight: GpuWeight) -> bool:
+    return not weight.is_tiles and weight.scale == 1.0
