@@ -26,6 +26,7 @@ from strata.core.errors import EngineError, InputError, NumericsError, SettingEr
 from strata.core.settings import SETTINGS, Settings
 from strata.core.settings_load import Effective
 from strata.engine.model import Model
+from strata.experts.service import RowCounters
 from tests.engine.scripted import ALPHABET, EOS, ScriptedEngine, V
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,6 +71,7 @@ class ScriptedModelEngine(ScriptedEngine):
         self.spec = SimpleNamespace(eos_tokens=(EOS,))
         self.tokenizer = LetterTokenizer(chats)
         self.report = ["a start-up line"]
+        self.service = SimpleNamespace(counters=RowCounters())
         self.closed = False
 
     def commit(self, n: int) -> None:

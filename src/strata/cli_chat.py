@@ -59,7 +59,8 @@ class Conversation:
             if line == "/new":
                 self._messages = list(self._first)
             elif line == "/stats":
-                say(self._last.report.lines() if self._last else ["no answer yet"])
+                lines = self._last.report.lines() if self._last else ["no answer yet"]
+                say([*lines, *self._model.counter_lines()])
             elif line.startswith("/"):
                 say([f"unknown command {line.split()[0]}; {HELP}"])
             elif line:

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         finally:
             print(flush=True)
         if not args.quiet:
-            say(["", *answer.report.lines()])
+            say(["", *answer.report.lines(), *model.counter_lines()])
     return 0
 
 

@@ -6,7 +6,7 @@ form, and the routed experts are multiplied out of the file's rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,8 +27,13 @@ from strata.models.registry import find_family
 from strata.models.spec import MoeSpec
 from strata.models.weights import load_weights, plan_weights
 
+Kept = Callable[[int, torch.Tensor], torch.Tensor]
+"""(layer, expert_TK) -> bool [T, K]: which of the rows count; the others are zero."""
 
-def forward(path: Path, ids: Sequence[int], dtype: torch.dtype = torch.float64) -> np.ndarray:
+
+def forward(
+    path: Path, ids: Sequence[int], dtype: torch.dtype = torch.float64, kept: Kept | None = None
+) -> np.ndarray:
     """Logits [T, V] of one sequence, activations in ``dtype``."""
     with open_checkpoint(path) as ckpt:
         family = find_family(ckpt)
@@ -38,7 +43,7 @@ def forward(path: Path, ids: Sequence[int], dtype: torch.dtype = torch.float64) 
         roles = load_weights(ckpt, spec, sources, copy=False)
         ops = replace(reference_ops(dtype), linear=lambda x, w: linear(x, w, dtype))
         network = build_network(spec, roles, ops, dtype, torch.device("cpu"))
-        return _run(network, experts, ids).to(torch.float64).numpy()
+        return _run(network, experts, ids, kept).to(torch.float64).numpy()
 
 
 def _frame(network: Network, n_tokens: int) -> Frame:
@@ -57,7 +62,9 @@ def _frame(network: Network, n_tokens: int) -> Frame:
     return Frame(n_tokens, n_active, buffers, {}, state, network.device, keep_inputs=False)
 
 
-def _run(network: Network, experts: ExpertSource, ids: Sequence[int]) -> torch.Tensor:
+def _run(
+    network: Network, experts: ExpertSource, ids: Sequence[int], kept: Kept | None
+) -> torch.Tensor:
     frame = _frame(network, len(ids))
     frame.tokens = tuple(ids)
     frame["ids"].copy_(torch.tensor(list(ids)))
@@ -73,7 +80,7 @@ def _run(network: Network, experts: ExpertSource, ids: Sequence[int]) -> torch.T
             part.run(frame)
         ffn = network.ffns[layer]
         if isinstance(ffn, MoeFfn):
-            _moe(frame, ffn, experts)
+            _moe(frame, ffn, experts, kept)
         else:
             ffn.part().run(frame)
         residual.write("ffn", layer).run(frame)
@@ -82,7 +89,7 @@ def _run(network: Network, experts: ExpertSource, ids: Sequence[int]) -> torch.T
     return frame["logits"]
 
 
-def _moe(frame: Frame, ffn: MoeFfn, experts: ExpertSource) -> None:
+def _moe(frame: Frame, ffn: MoeFfn, experts: ExpertSource, kept: Kept | None) -> None:
     """Every chosen expert on its tokens, weighted, plus the shared expert."""
     ffn.router_part().run(frame)
     shared = ffn.shared_part()
@@ -93,8 +100,9 @@ def _moe(frame: Frame, ffn: MoeFfn, experts: ExpertSource) -> None:
     shape = (frame.T, ffn.spec.n_active)
     rows = frame.T * ffn.spec.n_active
     expert_TK, weight_TK = frame["expert"][:rows].view(shape), frame["weight"][:rows].view(shape)
+    kept_TK = torch.ones(shape, dtype=torch.bool) if kept is None else kept(ffn.layer, expert_TK)
     for expert in expert_TK.unique().tolist():
-        token, rank = (expert_TK == expert).nonzero(as_tuple=True)
+        token, rank = ((expert_TK == expert) & kept_TK).nonzero(as_tuple=True)
         y = _expert(x_TD[token], ffn.layer, expert, experts, ffn.spec)
         out_TD.index_add_(0, token, y * weight_TK[token, rank].unsqueeze(-1))
 

@@ -40,7 +40,6 @@ from strata.experts.layouts import Entry
 from strata.experts.service import ExpertService
 from strata.experts.store import ExpertStore, Progress, store_bytes
 from strata.experts.workers import PlainWorker, PoolWorker, Worker
-from strata.formats.checkpoint import open_checkpoint
 from strata.formats.tokenizer import Tokenizer, load_tokenizer
 from strata.kernels.ops import Ops
 from strata.memory.budget import Line, MemoryPlan, Probes
@@ -49,6 +48,8 @@ from strata.models.network import build_network
 from strata.models.weights import load_weights
 from strata.native import CpuPool
 from strata.window.run import WindowRunner
+
+_PLACING = ("expert_cache", "expert_profile", "expert_layout", "pack", "experts_on_disk")
 
 MEASURE_FROM_BYTES = 2 << 30
 """Experts in all from which measuring speeds (about half a second) before loading is worth it."""
@@ -78,7 +79,7 @@ def prepare(
     planning: bool = False,
 ) -> Ready:
     """Open the checkpoint, work settings out, plan the memory. The checkpoint stays open."""
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_model(path)
     try:
         plan = understand(checkpoint)
         limit = plan.spec.max_context_tokens
@@ -224,7 +225,7 @@ def _workers(
 def _require_places(settings: Settings, plan: CheckpointPlan) -> None:
     """Options that place experts need experts to place."""
     if plan.n_pairs == 0:
-        for name in ("expert_cache", "expert_profile", "expert_layout", "pack", "experts_on_disk"):
+        for name in (*_PLACING, "route_tail_skip"):
             if getattr(settings, name) not in (0, -1, None, False, "auto"):
                 raise SettingError(
                     f"--{name.replace('_', '-')}: {plan.spec.family} has no routed experts to place"

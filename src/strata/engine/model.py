@@ -114,6 +114,10 @@ class Model:
         """Start-up lines: what was loaded, and the settings in effect."""
         return self.engine.report
 
+    def counter_lines(self) -> list[str]:
+        """What windows left out since the start, for people; nothing when nothing was."""
+        return self.engine.service.counters.lines()
+
     @property
     def chats(self) -> bool:
         """Whether the checkpoint has a chat template."""

@@ -13,6 +13,7 @@ from strata.core.errors import SettingError
 from strata.core.settings import Settings
 from strata.experts.late import late_rule
 from strata.experts.service import ExpertService
+from strata.experts.tail_skip import tail_rule
 from strata.models.network import MoeFfn, Network
 from strata.window.defer import Defer, Mode, deferrable, late_buffers
 from strata.window.run import PLAIN, Variant
@@ -102,7 +103,40 @@ def _deferral_lines(settings: Settings, network: Network) -> list[str]:
     ]
 
 
+def _why_no_tail_skip(settings: Settings, network: Network) -> str | None:
+    routed = [ffn.spec for ffn in network.ffns if isinstance(ffn, MoeFfn)]
+    if settings.route_tail_skip >= network.n_active:
+        return f"a token has {network.n_active} experts, so none is at that rank or behind"
+    if settings.expert_cache >= sum(spec.n_experts for spec in routed):
+        return "every expert is in the fast tier, so none is missed"
+    return None
+
+
+def _add_tail_skip(
+    variant: Variant, settings: Settings, network: Network, service: ExpertService
+) -> Variant:
+    rank = settings.route_tail_skip
+    return replace(variant, name=f"skip-{rank}", rules=(*variant.rules, tail_rule(rank)))
+
+
+def _tail_skip_lines(settings: Settings, network: Network) -> list[str]:
+    rank = settings.route_tail_skip
+    return [
+        f"STRATA_ROUTE_TAIL_SKIP={rank} is ON (changes the output): missed experts that every "
+        f"token of a window holds at rank {rank} to {network.n_active - 1} are not computed; "
+        f"prompts are read whole"
+    ]
+
+
 FEATURES: tuple[Feature, ...] = (
+    # skipped experts must not be shared out by the rules behind
+    Feature(
+        "route_tail_skip",
+        lambda settings: settings.route_tail_skip > 0,
+        _why_no_tail_skip,
+        _add_tail_skip,
+        _tail_skip_lines,
+    ),
     Feature(
         "defer_cpu",
         lambda settings: settings.defer_cpu != "0",
