@@ -45,6 +45,7 @@ from strata.kernels.ops import Ops
 from strata.memory.budget import Line, MemoryPlan, Probes
 from strata.memory.state import SequenceState
 from strata.models.network import build_network
+from strata.models.synthetic import open_model
 from strata.models.weights import load_weights
 from strata.native import CpuPool
 from strata.window.run import WindowRunner

@@ -30,6 +30,7 @@ from strata.models.network import Network, build_network
 from strata.models.registry import find_family
 from strata.models.sources import Sources
 from strata.models.spec import ModelSpec
+from strata.models.synthetic import thinned
 from strata.models.weights import LoadReport, PlannedWeight, plan_weights
 from strata.window.layer import window_buffers
 
@@ -69,7 +70,7 @@ def understand(checkpoint: Checkpoint) -> CheckpointPlan:
     family = find_family(checkpoint)
     spec = family.spec(checkpoint)
     sources = family.sources(checkpoint, spec)
-    experts = family.expert_source(checkpoint, spec)
+    experts = thinned(checkpoint, family.expert_source(checkpoint, spec))
     weights = plan_weights(checkpoint, spec, sources, experts)
     shapes = expert_shapes(spec, experts)
     return CheckpointPlan(checkpoint, family, spec, sources, experts, shapes, weights)

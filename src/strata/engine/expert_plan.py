@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from strata.core.errors import InputError
+from strata.core.errors import InputError, SettingError
 from strata.core.settings import Settings
 from strata.experts.layouts import GIB, Cost, Entry, LayoutChoice, choose_layouts, impose_layouts
 from strata.experts.loader import load_experts
@@ -19,9 +19,11 @@ from strata.experts.pack import (
     require_room,
     write_pack,
 )
+from strata.experts.repeated import load_repeated
 from strata.experts.store import ExpertStore, Progress
 from strata.formats.checkpoint import Checkpoint
 from strata.models.expert_source import ExpertSource
+from strata.models.synthetic import ThinnedExperts
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ def plan_experts(
     Errors as for ``choose_layouts``, ``open_pack`` and ``check_pack``; InputError when there is no
     room on disk for a pack that will be written.
     """
+    _refuse_made_up(source, settings)
     if settings.experts_on_disk:
         return ExpertPlan(tuple(native), _disk_lines(native), None, "")
     if settings.pack is None:
@@ -84,10 +87,18 @@ def load_planned(
         return map_experts(plan.shapes, source)
     if plan.pack is not None:
         return load_pack(plan.pack, plan.shapes, progress, workers=workers)
+    if isinstance(source, ThinnedExperts):
+        return load_repeated(plan.shapes, source, source.twin, progress, workers=workers)
     store = load_experts(plan.shapes, source, progress, workers=workers)
     if settings.pack is not None:
         write_pack(settings.pack, plan.pack_hash, store, progress, workers=workers)
     return store
+
+
+def _refuse_made_up(source: ExpertSource, settings: Settings) -> None:
+    asked = "--pack" if settings.pack is not None else "--experts-on-disk"
+    if isinstance(source, ThinnedExperts) and (settings.pack is not None or settings.experts_on_disk):
+        raise SettingError(f"{asked}: a synthetic model has no files; leave the setting out")
 
 
 def _disk_lines(native: Sequence[Entry]) -> tuple[str, ...]:
