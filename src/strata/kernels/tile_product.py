@@ -30,7 +30,7 @@ _MAGIC_BITS = tl.constexpr(0x4B400000)
 
 
 @triton.jit
-def _plane_at(base, offset, dtype: tl.constexpr):
+def plane_at(base, offset, dtype: tl.constexpr):
     """Typed pointer to a plane; planes begin on multiples of 128 bytes of an aligned matrix."""
     # the hint must follow the cast: before it, it compiles to byte loads
     return tl.multiple_of((base + offset).to(tl.pointer_type(dtype)), 16)
@@ -73,7 +73,7 @@ def _load_byte(plane, index, ok, SIGNED: tl.constexpr, ALL: tl.constexpr, NARROW
 
 
 @triton.jit
-def _stored_scales(
+def stored_scales(
     M: tl.constexpr, plane, tr, rr, lift, blk, ok, ALL: tl.constexpr, NARROW: tl.constexpr
 ):
     """The stored scales (or minima) of one block a segment: one for each group of the block."""
@@ -92,7 +92,24 @@ def _stored_scales(
 
 
 @triton.jit
-def _load_block(
+def super_scales(
+    M: tl.constexpr, base, tr, rr, lift, blk, ok, ALL: tl.constexpr, NARROW: tl.constexpr
+):
+    """The f16 numbers above the scales (and minima) of one block a segment, or ()."""
+    supers = ()
+    if M.scale == "SUPER":
+        n: tl.constexpr = M.n_cols // 256
+        plane = plane_at(base, M.supers, tl.uint8)
+        index = (tr * n + blk // 8) * 16 + rr + lift * 2
+        supers = supers + (_load_f16(plane, index, ok, ALL, NARROW),)
+        if M.has_min:
+            index = index + n * M.tile_rows * 16
+            supers = supers + (_load_f16(plane, index, ok, ALL, NARROW),)
+    return supers
+
+
+@triton.jit
+def load_block(
     M: tl.constexpr, base, tr, rr, lift, blk, ok, ALL: tl.constexpr, NARROW: tl.constexpr
 ):
     """One block of every segment, unconverted: (code words, scales, minima, f16 above them).
@@ -102,29 +119,21 @@ def _load_block(
     NB: tl.constexpr = M.n_cols // 32
     BITS: tl.constexpr = M.bits
     words = ()
-    p = _plane_at(base, 0, tl.int32)
+    p = plane_at(base, 0, tl.int32)
     for j in tl.static_range(BITS):
         words = words + (_load(p + (((tr * NB + blk) * BITS + j) * 16 + rr + lift), ok, ALL),)
-    plane = _plane_at(base, M.scales, tl.uint8)
-    scales = _stored_scales(M, plane, tr, rr, lift, blk, ok, ALL, NARROW)
+    plane = plane_at(base, M.scales, tl.uint8)
+    scales = stored_scales(M, plane, tr, rr, lift, blk, ok, ALL, NARROW)
     minima = ()
-    supers = ()
     if M.has_min:
-        plane = _plane_at(base, M.minimums, tl.uint8)
-        minima = _stored_scales(M, plane, tr, rr, lift, blk, ok, ALL, NARROW)
-    if M.scale == "SUPER":
-        n: tl.constexpr = M.n_cols // 256
-        plane = _plane_at(base, M.supers, tl.uint8)
-        index = (tr * n + blk // 8) * 16 + rr + lift * 2
-        supers = supers + (_load_f16(plane, index, ok, ALL, NARROW),)
-        if M.has_min:
-            index = index + n * M.tile_rows * 16
-            supers = supers + (_load_f16(plane, index, ok, ALL, NARROW),)
+        plane = plane_at(base, M.minimums, tl.uint8)
+        minima = stored_scales(M, plane, tr, rr, lift, blk, ok, ALL, NARROW)
+    supers = super_scales(M, base, tr, rr, lift, blk, ok, ALL, NARROW)
     return words, scales, minima, supers
 
 
 @triton.jit
-def _table(M: tl.constexpr):
+def code_table(M: tl.constexpr):
     """The words of the code table, kept in registers: known ones would be made anew at each use."""
     WORDS: tl.constexpr = len(M.table)
     words = ()
@@ -134,7 +143,7 @@ def _table(M: tl.constexpr):
 
 
 @triton.jit
-def _look_up(table, word, LIFTED: tl.constexpr):
+def look_up(table, word, LIFTED: tl.constexpr):
     """Table entries of the 8 nibbles of a word: (of the low nibbles, of the high nibbles)."""
     if len(table) == 2:
         a = prmt(table[0], table[1], word)
@@ -158,7 +167,7 @@ def _look_up(table, word, LIFTED: tl.constexpr):
 
 
 @triton.jit
-def _codes(M: tl.constexpr, table, words):
+def block_codes(M: tl.constexpr, table, words):
     """Eight words of four signed bytes v, k ascending; c = mul * v - bias (8 bits: c = v)."""
     BITS: tl.constexpr = M.bits
     FIELDS: tl.constexpr = 8 // BITS
@@ -168,7 +177,7 @@ def _codes(M: tl.constexpr, table, words):
         if BITS == 8:
             codes = codes + (words[j] ^ -2139062144,)  # 0x80808080: u - 128 in every byte
         elif len(table) > 0:
-            codes = codes + _look_up(table, words[j], M.lifted)
+            codes = codes + look_up(table, words[j], M.lifted)
         else:
             for s in tl.static_range(FIELDS):
                 codes = codes + ((words[j] >> (BITS * s)) & MASK,)
@@ -176,7 +185,7 @@ def _codes(M: tl.constexpr, table, words):
 
 
 @triton.jit
-def _scale_values(M: tl.constexpr, stored, d):
+def scale_values(M: tl.constexpr, stored, d):
     """Stored scales (or minima) of a block as f32, exact; d: (f16 above them,) or ()."""
     values = ()
     for h in tl.static_range(len(stored)):
@@ -198,7 +207,7 @@ def _scale_values(M: tl.constexpr, stored, d):
 
 
 @triton.jit
-def _load_x(q, meta, slot):
+def load_x(q, meta, slot):
     """One block of one token a segment: (8 words of q, scale, sums of both halves)."""
     low = load_words4(q.to(tl.int64) + slot * 32)
     high = load_words4(q.to(tl.int64) + slot * 32 + 16)
@@ -207,11 +216,12 @@ def _load_x(q, meta, slot):
 
 
 @triton.jit
-def _add_block(M: tl.constexpr, codes, scales, minima, x, p):
-    """Contract 3: the partial sums p [8, ROWS] plus one block of every segment."""
+def block_terms(M: tl.constexpr, codes, scales, minima, x):
+    """What one block adds: a flat tuple of pairs (a, b), each for p = fma(a, b, p), in their order."""
     words, sx, sum0, sum1 = x
     GROUPS: tl.constexpr = len(scales)
     WORDS: tl.constexpr = 8 // GROUPS
+    terms = ()
     for h in tl.static_range(GROUPS):
         if GROUPS == 1:
             total = sum0 + sum1
@@ -229,9 +239,19 @@ def _add_block(M: tl.constexpr, codes, scales, minima, x, p):
         if M.mul > 1:
             # integers below 2^24: exact
             f = f * M.mul - (M.bias * total).to(tl.float32)
-        p = fma(f, sx * scales[h], p)
+        terms = terms + (f, sx * scales[h])
         if M.has_min:
-            p = fma(total.to(tl.float32), -(sx * minima[h]), p)
+            terms = terms + (total.to(tl.float32), -(sx * minima[h]))
+    return terms
+
+
+@triton.jit
+def _add_block(M: tl.constexpr, codes, scales, minima, x, p):
+    """Contract 3: the partial sums p [8, ROWS] plus one block of every segment."""
+    terms = block_terms(M, codes, scales, minima, x)
+    PAIRS: tl.constexpr = len(terms) // 2
+    for i in tl.static_range(PAIRS):
+        p = fma(terms[2 * i], terms[2 * i + 1], p)
     return p
 
 
@@ -249,12 +269,12 @@ def _add_matrix(
     ok = blk < NB
     if not ROWS_OK:
         ok = ok & (tr < M.tile_rows)
-    block = _load_block(M, base, tr, rr, lift, blk, ok, ALL, NARROW)
+    block = load_block(M, base, tr, rr, lift, blk, ok, ALL, NARROW)
     words, scales, minima, supers = block
-    codes = _codes(M, table, words)
-    scales = _scale_values(M, scales, supers)
+    codes = block_codes(M, table, words)
+    scales = scale_values(M, scales, supers)
     if M.has_min:
-        minima = _scale_values(M, minima, supers[1:])
+        minima = scale_values(M, minima, supers[1:])
     new = ()
     for t in tl.static_range(len(xs)):
         p = _add_block(M, codes, scales, minima, xs[t], acc[t])
@@ -282,14 +302,14 @@ def _sum_blocks(
         acc = acc + (tl.zeros((SEGMENTS, LANES), tl.float32),)
     tables = ()
     for m in tl.static_range(COUNT):
-        tables = tables + (_table(pick(MS, m)),)
+        tables = tables + (code_table(pick(MS, m)),)
     # the pipeliner turns the loads of the matrices into asynchronous copies STAGES - 1 blocks
     # ahead; plain loads would be moved down to their uses. An open count keeps the code short.
     for i in tl.range(0, L + opaque_zero(), num_stages=STAGES):
         slot = tl.arange(0, SEGMENTS)[:, None] + i * SEGMENTS
         xs = ()
         for t in tl.static_range(T):
-            xs = xs + (_load_x(q[t], meta[t], slot),)
+            xs = xs + (load_x(q[t], meta[t], slot),)
         new = ()
         for m in tl.static_range(COUNT):
             own = acc[m * T : m * T + T]
