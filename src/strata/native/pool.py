@@ -22,6 +22,7 @@ from strata.native.checks import check_array, check_tensor, row_bytes, run
 from strata.native.extension import _native
 from strata.native.fused_checks import at
 from strata.native.isa import available_isas, pick_isa
+from strata.native.measure import HandoverTimes, handover_times, read_seconds
 from strata.native.mixer_args import attention_args, gdn_args
 from strata.native.records import ShapeLike, WeightLike
 from strata.native.topology import Topology, affinity_report, plan_affinity, read_topology
@@ -233,6 +234,17 @@ class CpuPool:
     def counters(self) -> dict[str, int]:
         """Since the start: quantize_ns, compute_ns (all workers), wait_ns, works, tasks, sleeps."""
         return self._pool.counters()
+
+    def measure_handover(self, n: int, pause_us: int = 0) -> HandoverTimes:
+        """Times of n empty jobs in which every worker takes part, from C++ and from Python.
+
+        pause_us: slept before each job; longer than ``spin_us``, so that workers must be woken.
+        """
+        return handover_times(self._pool, n, pause_us)
+
+    def measure_read(self, memory: torch.Tensor, times: int = 1) -> list[float]:
+        """Seconds of reading all bytes of a contiguous tensor with all workers, once per pass."""
+        return read_seconds(self._pool, memory, times)
 
     def close(self) -> None:
         """Finish what is in flight and end the workers. Closing twice is fine."""

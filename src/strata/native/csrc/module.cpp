@@ -5,13 +5,16 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
+#include <thread>
 #include <tuple>
 
 #include "backend.h"
 #include "cpu.h"
+#include "measure.h"
 #include "pool.h"
 #include "recode.h"
 #include "tables.h"
@@ -203,6 +206,27 @@ class PoolFace {
 
     bool done(uint64_t ticket) const { return pool_->done(ticket); }
 
+    // Nanoseconds from giving an empty job away until every worker has done its part, n times, with a
+    // pause before each.
+    std::vector<int64_t> handovers(int n, int pause_us) {
+        const nb::gil_scoped_release release;
+        std::vector<int64_t> times;
+        for (int i = 0; i < n; i++) {
+            if (pause_us) std::this_thread::sleep_for(std::chrono::microseconds(pause_us));
+            HandoverWork work(pool_->workers());
+            times.push_back(ns_of([&] { pool_->run(work); }));
+        }
+        return times;
+    }
+
+    // (nanoseconds, sum of the 64-bit words) of reading n_bytes once with all workers
+    std::tuple<int64_t, uint64_t> read(Address memory, int64_t n_bytes) {
+        const nb::gil_scoped_release release;
+        ReadWork work(at<uint8_t>(memory), n_bytes);
+        const int64_t ns = ns_of([&] { pool_->run(work); });
+        return {ns, work.sum()};
+    }
+
     void close() {
         const nb::gil_scoped_release release;
         pool_->close();
@@ -223,6 +247,13 @@ class PoolFace {
   private:
     // below about this many bytes read, handing over costs more than it saves
     static constexpr int64_t ALONE_BYTES = 64 << 10;
+
+    template <class Call>
+    static int64_t ns_of(Call call) {
+        const auto start = std::chrono::steady_clock::now();
+        call();
+        return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+    }
 
     void run_sized(Work& work, int64_t n_bytes) {
         if (n_bytes <= ALONE_BYTES || pool_->workers() == 1) pool_->run_alone(work);
@@ -294,5 +325,7 @@ NB_MODULE(_native, m) {
         .def("wait", &PoolFace::wait)
         .def("done", &PoolFace::done)
         .def("counters", &PoolFace::counters)
+        .def("handovers", &PoolFace::handovers)
+        .def("read", &PoolFace::read)
         .def("close", &PoolFace::close);
 }
