@@ -36,6 +36,12 @@ REQUEST = """
 May differ from one answer to the next; in Python given to `generate`.
 """
 
+SERVE = """
+## Server
+
+Read by `strata serve` when it starts.
+"""
+
 FEATURES = """
 *Output*: whether another value can change the text. With every setting at its default, a new
 version never changes greedy text beyond rounding.
@@ -71,7 +77,14 @@ def table(scope: str) -> str:
 
 def render() -> str:
     """The whole document."""
-    return "\n".join((HEAD + FEATURES + ENGINE, table("engine") + REQUEST, table("request")))
+    return "\n".join(
+        (
+            HEAD + FEATURES + ENGINE,
+            table("engine") + REQUEST,
+            table("request") + SERVE,
+            table("serve"),
+        )
+    )
 
 
 if __name__ == "__main__":

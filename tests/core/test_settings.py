@@ -29,6 +29,10 @@ OTHER: dict[str, Any] = {
     "poison": True, "logpos": "out.tsv", "logpos_top": 20, "logpos_extra": 7, "temperature": 0.5,
     "top_k": 20, "top_p": 0.9, "min_p": 0.05, "repeat_penalty": 1.1, "frequency_penalty": 0.2,
     "presence_penalty": 0.3, "logit_bias": {5: -1.5}, "seed": 42, "max_tokens": 9, "stop": ["END"],
+    "host": "::1", "port": 9000, "api_key": "k-1", "allow_public_without_key": True,
+    "allowed_hosts": ["box"], "allowed_origins": ["https://a.example"], "served_name": "m",
+    "any_model_name": True, "max_queue": 3, "max_body_mb": 2.5, "silence_s": 9.5, "drain_s": 1.5,
+    "wire_log": "none", "checkpoints": 2, "park_gb": 1.5, "park_dir": "kept",
 }  # fmt: skip
 """A value other than the default for each setting (adapt_swaps has only one)."""
 

@@ -20,8 +20,8 @@ from strata.core.errors import SettingError
 MAX_BIAS = 1e6
 """Largest logit bias either way: decides every choice, and sums stay finite."""
 
-Scope = Literal["engine", "request"]
-"""Whether a setting is fixed when a model is loaded or may differ from one request to the next."""
+Scope = Literal["engine", "request", "serve"]
+"""Fixed when a model is loaded, free from one request to the next, or of the server alone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +44,8 @@ class SettingInfo:
     repeatable: bool = False
     aliases: tuple[str, ...] = ()
     """Further environment names, those of the upstream engine."""
+    secret: bool = False
+    """Never shown."""
 
     @property
     def flag(self) -> str:
@@ -61,6 +63,8 @@ class SettingInfo:
             return self.auto_word
         if value is None:
             return "none"
+        if self.secret:
+            return "(not shown)"
         if isinstance(value, bool):
             return "on" if value else "off"
         if isinstance(value, tuple):
@@ -74,7 +78,8 @@ class SettingInfo:
         try:
             return self.convert(value)
         except ValueError as error:
-            raise SettingError(f"{self.flag} {shown(value)}: {error}") from None
+            what = "" if self.secret else f" {shown(value)}"
+            raise SettingError(f"{self.flag}{what}: {error}") from None
 
 
 def shown(value: object) -> str:
@@ -136,8 +141,10 @@ def number(default: float, low: float, high: float | None, help: str, **more: An
 
     def convert(value: object) -> float:
         result = _finite(value)
+        if result == more.get("auto"):
+            return result
         _require_range(result, low, high)
-        if above and result <= low and result != more.get("auto"):
+        if above and result <= low:
             raise ValueError(f"must be above {low:g}")
         return result
 
@@ -170,6 +177,20 @@ def path(help: str, **more: Any) -> Any:
         return Path(value).expanduser()
 
     return _field(None, help, kind, convert, **more)
+
+
+def text(default: str, help: str, **more: Any) -> Any:
+    """One text without control characters; empty is none."""
+    kind = more.pop("kind", "TEXT")
+    if not default:
+        more |= {"auto": "", "auto_word": "none"}
+
+    def convert(value: object) -> str:
+        if not isinstance(value, str | Path) or not str(value).isprintable():
+            raise ValueError("must be a text without control characters")
+        return str(value)
+
+    return _field(default, help, kind, convert, **more)
 
 
 def texts(help: str, **more: Any) -> Any:

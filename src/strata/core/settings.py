@@ -28,13 +28,14 @@ from strata.core.setting_kinds import (
     switch,
     texts,
 )
+from strata.core.settings_serve import ServeSettings
 
 DEFAULT_CONTEXT_TOKENS = 4096
 """Context when none is asked for, if the model has that much."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(ServeSettings):
     """All settings. Field order is the order of help texts and of docs/SETTINGS.md."""
 
     # fmt: off

@@ -125,6 +125,8 @@ def effective_lines(effective: Effective, why_not: Mapping[str, str] | None = No
 def _state(info: SettingInfo, value: object, reasons: Mapping[str, str]) -> str:
     if info.name in reasons:
         return f"off here: {reasons[info.name]}"
+    if info.scope == "serve":
+        return "used by strata serve"
     if value == info.default:
         return "on (the default)"
     return "on (changes the output)" if info.changes_output else "on"
