@@ -21,7 +21,7 @@ import pytest
 
 import strata
 from strata import cli, cli_chat, cli_logpos, cli_run
-from strata.cli_flags import ENGINE, REQUEST, CommandParser, asked_settings
+from strata.cli_flags import ENGINE, REQUEST, SERVE, CommandParser, asked_settings
 from strata.core.errors import EngineError, InputError, NumericsError, SettingError
 from strata.core.settings import SETTINGS, Settings
 from strata.core.settings_load import Effective
@@ -258,8 +258,8 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 
 def test_the_command_line_is_the_settings_table() -> None:
     """Every setting has its flag, in the group of its scope, and no other flag sets a setting."""
-    parser = CommandParser("run", "")
-    parser.add_settings(REQUEST)
+    parser = CommandParser("serve", "")
+    parser.add_settings(SERVE)
     flags = {flag for action in parser._actions for flag in action.option_strings}
     extra = {"-h", "--help", "--config"}
     extra |= {f"--no-{i.flag[2:]}" for i in SETTINGS.values() if isinstance(i.default, bool)}

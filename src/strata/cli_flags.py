@@ -14,6 +14,7 @@ from strata.core.settings_load import CONFIG_ENV, Effective, load_settings
 
 ENGINE: tuple[Scope, ...] = ("engine",)
 REQUEST: tuple[Scope, ...] = ("engine", "request")
+SERVE: tuple[Scope, ...] = ("serve", "engine", "request")
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -44,7 +45,11 @@ class CommandParser(argparse.ArgumentParser):
 
     def add_settings(self, scopes: Iterable[Scope]) -> None:
         """One flag for each setting of these scopes, and --config."""
-        titles = {"engine": "engine settings", "request": "sampling and length"}
+        titles = {
+            "engine": "engine settings",
+            "request": "sampling and length",
+            "serve": "server settings",
+        }
         for scope in scopes:
             group = self.add_argument_group(titles[scope])
             for info in SETTINGS.values():

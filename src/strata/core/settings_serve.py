@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from strata.core.setting_kinds import choice, integer, number, path, switch, text, texts
-
-MIB = 1 << 20
+from strata.core.setting_kinds import choice, integer, number, switch, text, texts
 
 
 @dataclass(frozen=True)
