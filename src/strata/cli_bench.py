@@ -11,6 +11,7 @@ from collections.abc import Sequence
 BENCHES = {
     "speed": "strata.bench.speed:main",
     "cache": "strata.bench.cache:main",
+    "cpu": "strata.cli_bench_cpu:main",
 }
 """Name -> "module:function"; the function takes the arguments and gives the exit code."""
 

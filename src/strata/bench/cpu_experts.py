@@ -1,0 +1,164 @@
+"""Whole experts through the pool, as a layer of a model meets them: gate, up and down of the chosen
+experts, activations quantized in between.
+
+512 experts of 640 x 2560 as in the largest model we know of, 10 of them for a token; every expert
+is computed for as many rows as asked, the most work that a window of so many tokens can give.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from strata.bench.cpu_measure import Variant, rates, ratio, read_variant, take_turns
+from strata.bench.cpu_memory import random_rows
+from strata.core.errors import SettingError
+from strata.experts.store import anonymous, stride_of
+from strata.formats.tile_formats import tile_format
+from strata.formats.tiles import Layout
+from strata.formats.weight_types import TYPES
+from strata.kernels.expert_rows import ExpertShape, layout
+from strata.native import CpuPool
+from strata.native.recode import encode_into
+
+EXPERTS, ACTIVE = 512, 10
+D_MODEL, D_EXPERT = 2560, 640
+DOWN_TYPE = "IQ4_NL"
+"""Of experts whose own type has blocks that 640 columns are no multiple of, as published files
+have it."""
+LAYERS = 4
+"""Groups of experts in one sample."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Experts of one shape end to end in ``memory``, uint8 [E, stride]."""
+
+    shape: ExpertShape
+    memory: torch.Tensor
+
+
+def down_type(name: str) -> str:
+    """Type of the down matrix beside gate and up of that type."""
+    return DOWN_TYPE if D_EXPERT % TYPES[name].block_weights else name
+
+
+def measure_experts(
+    pool: CpuPool,
+    types: Sequence[str],
+    rows: Sequence[int],
+    n_experts: int,
+    free_bytes: int,
+    seconds: float,
+    memory: torch.Tensor,
+) -> list[dict[str, Any]]:
+    """Every type in both layouts; lines of the JSON. SettingError when the experts do not fit.
+
+    memory: to read from beside them, larger than the caches.
+    """
+    lines = []
+    for name in types:
+        lines += _measure_type(pool, name, rows, n_experts, free_bytes, seconds, memory)
+    return lines
+
+
+def _measure_type(
+    pool: CpuPool,
+    name: str,
+    rows: Sequence[int],
+    n_experts: int,
+    free_bytes: int,
+    seconds: float,
+    memory: torch.Tensor,
+) -> list[dict[str, Any]]:
+    """One type; its experts are freed at the end."""
+    layouts: tuple[Layout, ...] = ("native", "tiles") if tile_format(name) else ("native",)
+    variants = [read_variant(("read", 0), pool, memory)]
+    for how in layouts:
+        experts = make_experts(name, how, n_experts, free_bytes)
+        n_bytes = LAYERS * ACTIVE * experts.shape.weight_bytes
+        variants += [Variant((how, n), n_bytes, _run(pool, experts, n)) for n in rows]
+    return expert_lines(name, pool, variants, take_turns(variants, seconds))
+
+
+def expert_lines(
+    name: str,
+    pool: CpuPool,
+    variants: Sequence[Variant[tuple[str, int]]],
+    times: dict[tuple[str, int], list[float]],
+) -> list[dict[str, Any]]:
+    """One line for each layout and number of rows. us: of one layer's experts."""
+    read = variants[0]
+    read_s = [s / read.n_bytes for s in times[read.key]]
+    return [
+        {
+            "types": [name, name, down_type(name)],
+            "layout": v.key[0],
+            "kernels": pool.isa,
+            "threads": pool.workers,
+            "rows": v.key[1],
+            "gb_s": rates(v.n_bytes / 1e9, times[v.key]).as_dict(2),
+            "share": round(ratio(read_s, [s / v.n_bytes for s in times[v.key]]), 3),
+            "layer_us": round(1e6 / LAYERS / rates(1, times[v.key]).median, 1),
+        }
+        for v in variants[1:]
+    ]
+
+
+def make_experts(name: str, how: Layout, n_experts: int, free_bytes: int) -> Experts:
+    """The same random expert as often as asked, each in memory of its own."""
+    down = down_type(name)
+    shape = layout(D_MODEL, D_EXPERT, (name, name, down), layouts=(how, how, how))
+    n_bytes = n_experts * stride_of(shape)
+    if 2 * n_bytes > 0.9 * free_bytes:
+        raise SettingError(
+            f"{n_experts} {name} experts take {n_bytes >> 20} MiB in each layout and "
+            f"{free_bytes >> 20} MiB are free; give fewer with --experts, or 0 to leave them out"
+        )
+    memory = anonymous(n_bytes).view(n_experts, -1)
+    rng = np.random.default_rng(1)
+    offsets = (shape.gate_offset, shape.up_offset, shape.down_offset)
+    sizes = ((D_EXPERT, D_MODEL), (D_EXPERT, D_MODEL), (D_MODEL, D_EXPERT))
+    for kind, offset, size, length in zip(
+        shape.types, offsets, sizes, shape.matrix_bytes, strict=True
+    ):
+        place = memory[0, offset : offset + length].numpy()
+        raw = random_rows(kind, *size, rng)
+        if how == "tiles":
+            encode_into(kind, raw, place)
+        else:
+            place[:] = raw.reshape(-1)
+    memory[1:].copy_(memory[0])
+    return Experts(shape, memory)
+
+
+def _run(pool: CpuPool, experts: Experts, n: int) -> Callable[[int], float]:
+    """Seconds of LAYERS layers; no expert comes again before all others came."""
+    order = np.random.default_rng(2).permutation(len(experts.memory))
+    base, stride = experts.memory.data_ptr(), experts.memory.shape[1]
+    x = torch.from_numpy(np.random.default_rng(3).standard_normal((n, D_MODEL)).astype(np.float32))
+    start = np.arange(0, n * ACTIVE + 1, n, dtype=np.int32)
+    row = np.arange(n * ACTIVE, dtype=np.int32)
+    token = np.tile(np.arange(n, dtype=np.int32), ACTIVE)
+    out = torch.empty(n * ACTIVE, D_MODEL)
+    cursor = 0
+
+    def run(sample: int) -> float:
+        nonlocal cursor
+        chosen = [
+            base + stride * order[(cursor + i) % len(order)].astype(np.int64)
+            for i in range(LAYERS * ACTIVE)
+        ]
+        cursor += LAYERS * ACTIVE
+        groups = np.array(chosen, np.int64).reshape(LAYERS, ACTIVE)
+        begin = time.perf_counter()
+        for addresses in groups:
+            pool.wait(pool.submit_experts(experts.shape, x, addresses, start, row, token, out))
+        return time.perf_counter() - begin
+
+    return run
