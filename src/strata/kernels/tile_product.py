@@ -217,7 +217,7 @@ def load_x(q, meta, slot):
 
 @triton.jit
 def block_terms(M: tl.constexpr, codes, scales, minima, x):
-    """What one block adds: a flat tuple of pairs (a, b), each for p = fma(a, b, p), in their order."""
+    """What one block adds: a flat tuple of pairs (a, b), each for p = fma(a, b, p), in order."""
     words, sx, sum0, sum1 = x
     GROUPS: tl.constexpr = len(scales)
     WORDS: tl.constexpr = 8 // GROUPS

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators
-"""A rectangle of a weight matrix as f32 numbers inside Triton programs: tiles decoded, floats widened.
+"""A rectangle of a weight matrix as f32 numbers inside Triton programs.
 
 Knows no grids and no products. For kernels that multiply by f32 activations or by tensor cores, so
 outside the order of the numerics contract; ``tile_product`` and ``float_product`` are inside it.
@@ -30,7 +30,7 @@ def _fields(words, COUNT: tl.constexpr, BITS: tl.constexpr, MASK: tl.constexpr):
 
 @triton.jit
 def _bytes(words, ROWS: tl.constexpr, N: tl.constexpr):
-    """[ROWS, N / 4] or [ROWS, N / 4 / F, F] words -> int32 [ROWS, N]: their signed bytes in order."""
+    """[ROWS, N / 4] or [ROWS, N / 4 / F, F] words -> int32 [ROWS, N]: their signed bytes."""
     flat = tl.reshape(words, (ROWS, N // 4))
     shift = 24 - tl.arange(0, 4)[None, None, :] * 8
     return tl.reshape((flat[:, :, None] << shift) >> 24, (ROWS, N))
@@ -49,7 +49,7 @@ def _codes(M: tl.constexpr, words, ROWS: tl.constexpr, N: tl.constexpr):
         c = _bytes(_fields(words, 2, 4, 0x0F0F0F0F), ROWS, N)
     else:
         c = _bytes(_fields(words, 4, 2, 0x03030303), ROWS, N)
-    if BITS < 8:
+    if BITS < 8 and (len(M.table) == 0 or M.lifted):
         c = c * M.mul - M.bias
     return c
 

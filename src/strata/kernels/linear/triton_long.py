@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators
 """Products with few long rows in tiles: all blocks of a row at once, then the contract's sums.
 
-``linear.triton`` gives a row's segment to one lane, which then waits for each of its blocks in turn.
+``linear.triton`` gives a row's segment to one lane, which waits for each of its blocks in turn.
 Where rows are few, that is all the GPU does. Here a program owns some rows and spreads their blocks
 over its threads; each thread makes the two factors of a block's fma (exact dot, product of scales;
 with minimums two pairs, with groups of 16 twice as many) and leaves them in a workspace that stays
