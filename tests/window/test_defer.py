@@ -165,5 +165,5 @@ def test_what_cannot_be_is_refused() -> None:
         last = model.engine.spec.n_layers - 1
     with pytest.raises(SettingError, match=r"--defer-layers 0,\d+: these cannot be late"):
         strata.load(path, device="cpu", defer_cpu="1", defer_layers=[0, 1, last])
-    with pytest.raises(SettingError, match="must be one of 0, 1, check"):
+    with pytest.raises(SettingError, match="must be one of 0, 1, check, repair"):
         strata.load(path, device="cpu", defer_cpu="2")

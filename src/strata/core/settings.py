@@ -94,9 +94,10 @@ class Settings(ServeSettings):
         0, 0, 0, "Cached experts exchanged by use; this version keeps the cache fixed.",
         unit="experts a window")
     defer_cpu: str = choice(
-        "0", ("0", "1", "check"),
-        "1: a layer's CPU rows join one mixer later, at the next layer's FFN half; check: the "
-        "same steps inside the layer; 0: off.",
+        "0", ("0", "1", "check", "repair"),
+        "1: a layer's CPU rows join one mixer later, at the next layer's FFN half; repair: as 1, "
+        "and the state that the mixer left is written again from the full rows; check: the steps "
+        "of 1 inside the layer; 0: off.",
         changes_output=True, aliases=("STRATA_VERIFY_DEFER_CPU",))
     defer_layers: tuple[int, ...] = layers(
         "Layers whose CPU rows may be late; auto is every layer that can.", changes_output=True)
@@ -246,9 +247,9 @@ def _vram_needs_a_gpu(s: Settings) -> str | None:
 
 def _late_rows_need_deferral(s: Settings) -> str | None:
     if s.defer_cpu == "0" and s.defer_cpu_below:
-        return f"--defer-cpu-below {s.defer_cpu_below:g} needs --defer-cpu 1 or check"
+        return f"--defer-cpu-below {s.defer_cpu_below:g} needs --defer-cpu 1, check or repair"
     if s.defer_cpu == "0" and s.defer_layers:
-        return "--defer-layers needs --defer-cpu 1 or check"
+        return "--defer-layers needs --defer-cpu 1, check or repair"
     return None
 
 

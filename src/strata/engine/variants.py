@@ -16,6 +16,7 @@ from strata.experts.service import ExpertService
 from strata.experts.tail_skip import tail_rule
 from strata.models.network import MoeFfn, Network
 from strata.window.defer import Defer, Mode, deferrable, late_buffers
+from strata.window.repair import Repair, repair_buffers
 from strata.window.run import PLAIN, Variant
 
 
@@ -94,6 +95,18 @@ def _add_deferral(
     )
 
 
+def _add_repair(
+    variant: Variant, settings: Settings, network: Network, service: ExpertService
+) -> Variant:
+    repair = Repair(network, service, _defer_layers(settings, network))
+    return replace(
+        variant,
+        name="repair",
+        transforms=(*variant.transforms, repair),
+        buffers={**variant.buffers, **repair_buffers(network)},
+    )
+
+
 def _deferral_lines(settings: Settings, network: Network) -> list[str]:
     n_moe = sum(isinstance(ffn, MoeFfn) for ffn in network.ffns)
     return [
@@ -143,5 +156,12 @@ FEATURES: tuple[Feature, ...] = (
         _why_no_deferral,
         _add_deferral,
         _deferral_lines,
+    ),
+    Feature(
+        "defer_cpu",
+        lambda settings: settings.defer_cpu == "repair",
+        _why_no_deferral,
+        _add_repair,
+        lambda settings, network: (),
     ),
 )

@@ -62,6 +62,8 @@ class Frame:
         self.keep_inputs = keep_inputs
         self.start = 0
         self.tokens: tuple[int, ...] = ()
+        self.rewritten: set[int] = set()
+        """Layers whose kept inputs are replaced after their recurrence ran: commit replays them."""
         self._tensors: dict[str, torch.Tensor] = {}
         for name, spec in specs.items():
             lead = {"T": self.T, "R": self.R, "H": self.n_head}[spec.lead]

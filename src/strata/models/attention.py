@@ -11,13 +11,13 @@ is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from strata.kernels.ops import Ops
 from strata.memory.frame import BufferSpec, Frame
-from strata.memory.state import StateSpec
+from strata.memory.state import SequenceState, StateSpec
 from strata.models.parts import Part
 from strata.models.qsa import Indexer
 from strata.models.roles import Roles, matrix, vector
@@ -101,6 +101,26 @@ class Attention:
 
     def commit(self, frame: Frame, n: int) -> None:
         """Positional and ring state need nothing."""
+
+    def kept(self, frame: Frame) -> Sequence[torch.Tensor]:
+        """There is no recurrence."""
+        return ()
+
+    def rewrite(
+        self, state: SequenceState, start: int, x_nD: torch.Tensor, kept: Sequence[torch.Tensor]
+    ) -> None:
+        """Keys (normed, rotated), values and index keys again."""
+        n, spec = x_nD.shape[0], self.spec
+        k, v = (x_nD.new_empty(n, spec.n_kv_heads, spec.head_dim) for _ in range(2))
+        self._products(x_nD, {"k": k, "v": v})
+        cache = state.tensor(self.layer, "k")[start : start + n]
+        self._ops.head_rotary(k, self._norm.get("k"), self._eps, start, spec.rotary, cache)
+        state.tensor(self.layer, "v")[start : start + n].copy_(v)
+        if self._indexer is not None:
+            self._indexer.rewrite(state, start, x_nD)
+
+    def advance(self, state: SequenceState, kept: Sequence[torch.Tensor]) -> None:
+        """There is no recurrence."""
 
     def _products(self, x: torch.Tensor, outs: Mapping[str, torch.Tensor]) -> None:
         self._ops.linears(x, [self._w[name] for name in outs], list(outs.values()))

@@ -17,7 +17,7 @@ import torch
 from strata.kernels.gdn import ConvWeights
 from strata.kernels.ops import Ops
 from strata.memory.frame import BufferSpec, Frame
-from strata.memory.state import StateSpec
+from strata.memory.state import SequenceState, StateSpec
 from strata.models.parts import Part
 from strata.models.ring import assert_can_cut_back, ring_spec
 from strata.models.roles import Roles, matrix, vector
@@ -103,10 +103,30 @@ class Gdn:
         assert 0 <= n <= frame.T, f"cannot commit {n} of {frame.T} tokens"
         if n == 0:
             return
-        if n < frame.T:
+        if n < frame.T or self.layer in frame.rewritten:
             assert frame.keep_inputs, "only a window that keeps its inputs can be committed in part"
-            self._recurrence(frame, [frame.at(name, self.layer)[:n] for name in _KEPT], None)
-        frame.state.flip(self.layer, "recurrent")
+            self.advance(frame.state, [kept[:n] for kept in self.kept(frame)])
+        else:
+            frame.state.flip(self.layer, "recurrent")
+
+    def kept(self, frame: Frame) -> Sequence[torch.Tensor]:
+        """q, k, v, keep and beta of every token of the window."""
+        return [frame.at(name, self.layer) for name in _KEPT]
+
+    def rewrite(
+        self, state: SequenceState, start: int, x_nD: torch.Tensor, kept: Sequence[torch.Tensor]
+    ) -> None:
+        """Columns and the recurrence's inputs again (all channels of the convolution, a and b)."""
+        n, n_heads = x_nD.shape[0], self.spec.n_v_heads
+        columns, a, b = (x_nD.new_empty(n, w) for w in (self._n_channels, n_heads, n_heads))
+        self.ops.linears(x_nD, (self._qkv, self._a, self._b), (columns, a, b))
+        ring = state.tensor(self.layer, "conv")
+        self.ops.gdn_inputs(ring, start, columns, a, b, self._conv, kept)
+
+    def advance(self, state: SequenceState, kept: Sequence[torch.Tensor]) -> None:
+        """The recurrent matrices after the tokens of ``kept``."""
+        self._recurrence(state, kept, None)
+        state.flip(self.layer, "recurrent")
 
     def _project(self, frame: Frame) -> None:
         outs = (frame["gdn_columns"], frame["gdn_z"], frame["gdn_a"], frame["gdn_b"])
@@ -121,14 +141,14 @@ class Gdn:
             frame["gdn_a"],
             frame["gdn_b"],
             self._conv,
-            [frame.at(name, self.layer) for name in _KEPT],
+            self.kept(frame),
         )
 
     def _recur(self, frame: Frame) -> None:
-        self._recurrence(frame, [frame.at(n, self.layer) for n in _KEPT], frame["gdn_o"])
+        self._recurrence(frame.state, self.kept(frame), frame["gdn_o"])
 
     def _recurrence(
-        self, frame: Frame, kept: Sequence[torch.Tensor], out: torch.Tensor | None
+        self, state: SequenceState, kept: Sequence[torch.Tensor], out: torch.Tensor | None
     ) -> None:
         """The rule over the kept inputs, from the committed state into the copy beside it."""
         q, k, v, keep, beta = kept
@@ -139,8 +159,8 @@ class Gdn:
             keep,
             beta,
             self._key_head_J,
-            frame.state.front(self.layer, "recurrent"),
-            frame.state.back(self.layer, "recurrent"),
+            state.front(self.layer, "recurrent"),
+            state.back(self.layer, "recurrent"),
             out,
         )
 

@@ -13,7 +13,7 @@ latent. The state is positional (models/attention.py says why a rejected token d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -21,7 +21,7 @@ from strata.formats.quants import dequantize
 from strata.formats.weight_types import TYPES
 from strata.kernels.ops import Ops
 from strata.memory.frame import BufferSpec, Frame
-from strata.memory.state import StateSpec
+from strata.memory.state import SequenceState, StateSpec
 from strata.models.parts import Part
 from strata.models.roles import Roles, matrix, vector
 from strata.models.spec import MlaSpec
@@ -112,6 +112,19 @@ class Mla:
     def commit(self, frame: Frame, n: int) -> None:
         """Positional state needs nothing."""
 
+    def kept(self, frame: Frame) -> Sequence[torch.Tensor]:
+        """There is no recurrence."""
+        return ()
+
+    def rewrite(
+        self, state: SequenceState, start: int, x_nD: torch.Tensor, kept: Sequence[torch.Tensor]
+    ) -> None:
+        """Latents and rotated keys again."""
+        self._append(state, start, x_nD)
+
+    def advance(self, state: SequenceState, kept: Sequence[torch.Tensor]) -> None:
+        """There is no recurrence."""
+
     def _q_proj(self, frame: Frame) -> None:
         ops, spec, x = self._ops, self.spec, frame["x"]
         out = frame["mla_q"]
@@ -124,13 +137,16 @@ class Mla:
         ops.head_rotary(q_rope, None, self._eps, frame.start, spec.rotary, q_rope)
 
     def _latent_append(self, frame: Frame) -> None:
+        self._append(frame.state, frame.start, frame["x"])
+
+    def _append(self, state: SequenceState, start: int, x_nD: torch.Tensor) -> None:
         ops, rank = self._ops, self.spec.kv_lora_rank
-        row = ops.linear(frame["x"], self._w["kv_a"])
+        row = ops.linear(x_nD, self._w["kv_a"])
         latent = ops.rms_norm(row[:, :rank], self._kv_norm, self._eps)
-        cache = frame.state.tensor(self.layer, "latent")[frame.start : frame.start + frame.T]
+        cache = state.tensor(self.layer, "latent")[start : start + x_nD.shape[0]]
         cache[:, 0, :rank].copy_(latent)
         rope = row[:, rank:].unsqueeze(1)
-        ops.head_rotary(rope, None, self._eps, frame.start, self.spec.rotary, cache[..., rank:])
+        ops.head_rotary(rope, None, self._eps, start, self.spec.rotary, cache[..., rank:])
 
     def _attention(self, frame: Frame) -> None:
         for first in range(0, frame.T, _ATTEND_TOKENS):

@@ -9,12 +9,14 @@ about them. Nothing here knows caches of experts, places, words or graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from strata.memory.frame import BufferSpec, Frame
-from strata.memory.state import StateSpec
+from strata.memory.state import SequenceState, StateSpec
 
 
 @dataclass(frozen=True)
@@ -51,4 +53,21 @@ class Mixer(Protocol):
         """Advance recurrent state by the first n tokens (0..T) of the window just run. Positional
         and ring state
         need nothing: what lies past the committed length is overwritten later."""
+        ...
+
+    def kept(self, frame: Frame) -> Sequence[torch.Tensor]:
+        """Inputs of the recurrence that the frame keeps until commit; none without one."""
+        ...
+
+    def rewrite(
+        self, state: SequenceState, start: int, x_nD: torch.Tensor, kept: Sequence[torch.Tensor]
+    ) -> None:
+        """Write what n tokens from position start on leave behind again, from other inputs x.
+
+        Keys, values, columns and block keys are replaced; inputs of the recurrence go into
+        ``kept`` (n rows), from which commit or ``advance`` moves the recurrent state."""
+        ...
+
+    def advance(self, state: SequenceState, kept: Sequence[torch.Tensor]) -> None:
+        """Move the recurrent state on by the tokens of ``kept``."""
         ...

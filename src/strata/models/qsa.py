@@ -24,7 +24,7 @@ import torch
 from strata.core.errors import FormatError
 from strata.kernels.ops import Ops
 from strata.memory.frame import BufferSpec, Frame
-from strata.memory.state import StateSpec
+from strata.memory.state import SequenceState, StateSpec
 from strata.models.parts import Part
 from strata.models.ring import assert_can_cut_back, ring_spec
 from strata.models.roles import Roles, matrix, vector
@@ -106,15 +106,22 @@ class Indexer:
         raw_Td = x_TD.new_empty(frame.T, self.spec.head_dim)
         ops.linears(x_TD, (self._q, self._k), (q_TId, raw_Td))
         ops.head_rotary(q_TId, self._q_norm, self._eps, frame.start, self._rotary, q_TId)
-        ops.append_keys(
-            frame.state.tensor(self.layer, "index_ring"),
-            frame.start,
+        self._append(frame.state, frame.start, raw_Td)
+
+    def rewrite(self, state: SequenceState, start: int, x_nD: torch.Tensor) -> None:
+        """Raw keys of n tokens from start on again, and the keys of the blocks they complete."""
+        self._append(state, start, self._ops.linear(x_nD, self._k))
+
+    def _append(self, state: SequenceState, start: int, raw_Td: torch.Tensor) -> None:
+        self._ops.append_keys(
+            state.tensor(self.layer, "index_ring"),
+            start,
             raw_Td,
             self.spec.block_tokens,
             self._k_norm,
             self._eps,
             self._rotary,
-            frame.state.tensor(self.layer, "block_keys"),
+            state.tensor(self.layer, "block_keys"),
         )
 
     def _select(self, frame: Frame) -> None:
