@@ -61,6 +61,7 @@ class PoolWorker:
             groups.token,
             out_RD,
             late=self._late,
+            layer=layer,
         )
 
     def finish(self, layer: int) -> None:

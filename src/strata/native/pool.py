@@ -60,7 +60,7 @@ class CpuPool:
         workers: int | None = None,
         cpus: Sequence[int] | None = None,
         isa: str = "auto",
-        spin_us: int = 100,
+        spin_us: int = 250,
         *,
         flags: Iterable[str] | None = None,
         topology: Topology | None = None,
@@ -76,9 +76,12 @@ class CpuPool:
         self.cpus = _checked_cpus(topology, workers, cpus)
         self.affinity = affinity_report(topology, self.cpus)
         """One line per NUMA node: its workers and their CPUs."""
-        self._pool = _native.Pool(
-            self.isa, workers, self.cpus, spin_us, min(workers, topology.n_parallel)
-        )
+        self.nodes = topology.nodes
+        """NUMA nodes with workers' CPUs; a worker is at home on its CPU's."""
+        node_of = {cpu.id: self.nodes.index(cpu.node) for cpu in topology.cpus}
+        homes = [node_of[cpu] for cpu in self.cpus]
+        spinners = min(workers, topology.n_parallel)
+        self._pool = _native.Pool(self.isa, workers, self.cpus, homes, spin_us, spinners)
         self._close = weakref.finalize(self, self._pool.close)
         self._kept: dict[int, torch.Tensor] = {}
         self._layouts: dict[int, tuple[ShapeLike, _native.ExpertLayout]] = {}
@@ -125,6 +128,7 @@ class CpuPool:
         token: npt.NDArray[np.int32],
         out_RD: torch.Tensor,
         late: bool = False,
+        layer: int = -1,
     ) -> int:
         """Start the experts' rows and return a ticket at once.
 
@@ -134,7 +138,7 @@ class CpuPool:
         start int32 [G + 1]: group g's entries are start[g] .. start[g + 1] - 1.
         row, token int32 [n]: entry i computes x_TD[token[i]] into out_RD[row[i]], each row once.
         x_TD is read before the call returns; the blobs must live, and out_RD be left alone, until
-        wait(). late: after batches that are not.
+        wait(). late: after batches that are not. layer: whose counters grow (``count_layers``).
         """
         n, groups = len(row), len(expert_addr)
         apart = expert_addr.ndim == 2
@@ -164,6 +168,7 @@ class CpuPool:
             out_RD.stride(0),
             out_RD.shape[0],
             late,
+            layer,
         )
         self._kept[ticket] = out_RD
         return ticket
@@ -232,8 +237,32 @@ class CpuPool:
         return out
 
     def counters(self) -> dict[str, int]:
-        """Since the start: quantize_ns, compute_ns (all workers), wait_ns, works, tasks, sleeps."""
+        """Since the start, all layers and dense products together.
+
+        plan_ns (making batches of experts), quantize_ns and compute_ns (sums over the workers),
+        wait_ns (waiting threads without a task), works, tasks, strays (tasks run on another node
+        than their expert's), sleeps.
+        """
         return self._pool.counters()
+
+    def count_layers(self, n: int) -> None:
+        """From now on count batches of experts by layer, 0 .. n - 1; nothing may be in flight."""
+        self._pool.count_layers(n)
+
+    def layer_counters(self) -> list[dict[str, int]]:
+        """As ``counters``, of each layer's experts alone (sleeps are not told apart)."""
+        return self._pool.layer_counters()
+
+    def set_node(self, memory: torch.Tensor, node: int) -> None:
+        """Tell that experts in this memory lie on a NUMA node: its workers compute them first.
+
+        Nothing may be in flight. SettingError for a node without workers' CPUs, EngineError for
+        memory told twice.
+        """
+        if node not in self.nodes:
+            raise SettingError(f"NUMA node {node} has no CPU of this pool; nodes: {self.nodes}")
+        n_bytes = memory.numel() * memory.element_size()
+        run(self._pool.add_home, memory.data_ptr(), n_bytes, self.nodes.index(node))
 
     def measure_handover(self, n: int, pause_us: int = 0) -> HandoverTimes:
         """Times of n empty jobs in which every worker takes part, from C++ and from Python.

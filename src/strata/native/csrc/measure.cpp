@@ -8,9 +8,9 @@ namespace strata {
 
 void HandoverWork::run(int, int, Scratch&) {
     begun_.fetch_add(1);
-    // with fewer processors than workers the rest must be let in
-    for (int spins = 0; begun_.load() < threads_; spins++)
-        if (spins > 100000) std::this_thread::yield();
+    // the rest may need this processor
+    for (int spins = 1; begun_.load() < threads_; spins++)
+        if (spins % 128 == 0) std::this_thread::yield();
 }
 
 void ReadWork::run(int, int task, Scratch&) {

@@ -155,9 +155,10 @@ struct Matrices {
 // A pool with the kernels of one instruction set.
 class PoolFace {
   public:
-    PoolFace(const std::string& isa, int workers, std::vector<int> cpus, int spin_us, int max_spinners)
+    PoolFace(const std::string& isa, int workers, std::vector<int> cpus, std::vector<int> homes, int spin_us,
+             int max_spinners)
         : backend_(backend_of(isa)),
-          pool_(std::make_unique<Pool>(workers, std::move(cpus), spin_us, max_spinners)) {}
+          pool_(std::make_unique<Pool>(workers, std::move(cpus), std::move(homes), spin_us, max_spinners)) {}
     ~PoolFace() {
         // in a forked child the workers do not exist, and the locks they held can never be given back
         if (!pool_->in_own_process()) pool_.release();
@@ -176,14 +177,19 @@ class PoolFace {
     template <bool apart>
     uint64_t submit_experts(const ExpertLayout& layout, Address x, int64_t x_stride, int n_x, int n_groups,
                             Address address, Address start, int n_entries, Address row, Address token,
-                            Address out, int64_t out_stride, int n_out, bool late) {
+                            Address out, int64_t out_stride, int n_out, bool late, int layer) {
         const nb::gil_scoped_release release;
         const ExpertBatch batch{at<float>(x),        x_stride,           n_groups,
                                 n_entries,           at<int64_t>(address), apart,
                                 at<int32_t>(start),  at<int32_t>(row),   at<int32_t>(token),
                                 at<float>(out),      out_stride};
-        check_batch(batch, n_x, n_out);
-        auto work = std::make_unique<ExpertWork>(backend_, pool_->workers(), layout, batch);
+        std::unique_ptr<ExpertWork> work;
+        const int64_t ns = ns_of([&] {
+            check_batch(batch, n_x, n_out);
+            work = std::make_unique<ExpertWork>(backend_, pool_->workers(), layout, batch, homes_);
+        });
+        work->layer = layer;
+        pool_->count_plan(layer, ns - work->quantize_ns(), work->quantize_ns());
         return pool_->submit(std::move(work), late ? Urgency::late : Urgency::on_time);
     }
 
@@ -232,19 +238,36 @@ class PoolFace {
         pool_->close();
     }
 
-    nb::dict counters() const {
-        const Counters& c = pool_->counters;
+    // Memory whose experts workers of that home take first. Not while works are in flight.
+    void add_home(Address memory, int64_t n_bytes, int home) {
+        if (home < 0 || home >= Pool::HOMES) throw std::invalid_argument("a pool has at most 8 homes");
+        homes_.add(memory, n_bytes, home);
+    }
+
+    void count_layers(int n) { pool_->count_layers(n); }
+
+    nb::dict counters() const { return dict_of(pool_->counters); }
+
+    nb::list layer_counters() const {
+        nb::list all;
+        for (int i = 0; i < pool_->counted_layers(); i++) all.append(dict_of(pool_->layer_counters(i)));
+        return all;
+    }
+
+  private:
+    static nb::dict dict_of(const Counters& c) {
         nb::dict d;
+        d["plan_ns"] = c.plan_ns.load();
         d["quantize_ns"] = c.quantize_ns.load();
         d["compute_ns"] = c.compute_ns.load();
         d["wait_ns"] = c.wait_ns.load();
         d["works"] = c.works.load();
         d["tasks"] = c.tasks.load();
+        d["strays"] = c.strays.load();
         d["sleeps"] = c.sleeps.load();
         return d;
     }
 
-  private:
     // below about this many bytes read, handing over costs more than it saves
     static constexpr int64_t ALONE_BYTES = 64 << 10;
 
@@ -262,6 +285,7 @@ class PoolFace {
 
     const Backend& backend_;
     std::unique_ptr<Pool> pool_;
+    HomeMap homes_;
 };
 
 ExpertLayout make_layout(int d_model, int d_expert, const std::string& gate, const std::string& up,
@@ -316,7 +340,7 @@ NB_MODULE(_native, m) {
     m.def("gdn_args", &make_gdn);
     nb::class_<Matrices>(m, "Matrices").def(nb::init<>()).def("add", &Matrices::add);
     nb::class_<PoolFace>(m, "Pool")
-        .def(nb::init<const std::string&, int, std::vector<int>, int, int>())
+        .def(nb::init<const std::string&, int, std::vector<int>, std::vector<int>, int, int>())
         .def("linears", &PoolFace::linears)
         .def("submit_experts", &PoolFace::submit_experts<false>)
         .def("submit_experts_apart", &PoolFace::submit_experts<true>)
@@ -325,6 +349,9 @@ NB_MODULE(_native, m) {
         .def("wait", &PoolFace::wait)
         .def("done", &PoolFace::done)
         .def("counters", &PoolFace::counters)
+        .def("count_layers", &PoolFace::count_layers)
+        .def("layer_counters", &PoolFace::layer_counters)
+        .def("add_home", &PoolFace::add_home)
         .def("handovers", &PoolFace::handovers)
         .def("read", &PoolFace::read)
         .def("close", &PoolFace::close);

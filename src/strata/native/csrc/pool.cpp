@@ -83,16 +83,18 @@ Scratch& thread_scratch() {
     return scratch;
 }
 
-// Spins until ready() or the time is over; true when ready.
+// Spins until ready() or the time is over; true when ready. Lets others have the processor now and
+// then: the one waited for may be among them.
 template <class Ready>
 bool spin_until(int spin_us, Ready ready) {
     const auto start = Time::now();
-    for (;;) {
+    for (int round = 1;; round++) {
         for (int i = 0; i < 32; i++) {
             if (ready()) return true;
             pause_cpu();
         }
         if (ns_since(start) >= spin_us * 1000ll) return false;
+        if (round % 8 == 0) std::this_thread::yield();
     }
 }
 
@@ -111,15 +113,20 @@ uint8_t* Scratch::get(size_t n_bytes) {
     return memory_;
 }
 
-Pool::Pool(int workers, std::vector<int> cpus, int spin_us, int max_spinners)
-    : workers_(workers), spin_us_(spin_us), max_spinners_(max_spinners), process_(process_id()) {
+Pool::Pool(int workers, std::vector<int> cpus, std::vector<int> homes, int spin_us, int max_spinners)
+    : workers_(workers),
+      own_home_(homes.empty() ? 0 : homes[0]),
+      spin_us_(spin_us),
+      max_spinners_(max_spinners),
+      process_(process_id()) {
     for (auto& mask : active_) mask.store(0);
     threads_.reserve(workers - 1);
     for (int i = 1; i < workers; i++) {
         const int cpu = cpus.empty() ? -1 : cpus[i % cpus.size()];
-        threads_.emplace_back([this, i, cpu] {
+        const int home = homes.empty() ? 0 : homes[i % homes.size()];
+        threads_.emplace_back([this, i, cpu, home] {
             if (cpu >= 0) pin_to(cpu);
-            worker_main(i);
+            worker_main(i, home);
         });
     }
 }
@@ -144,11 +151,8 @@ void Pool::close() {
         } catch (const std::exception&) {
             // nobody is left to hear of it
         }
-    {
-        const std::lock_guard<std::mutex> lock(sleep_mutex_);
-        stop_.store(true);
-    }
-    sleep_.notify_all();
+    stop_.store(true);
+    idle_.unpark();
     for (auto& thread : threads_) thread.join();
     threads_.clear();
 }
@@ -167,15 +171,16 @@ uint64_t Pool::start(Work& work, std::unique_ptr<Work> owned, Urgency urgency) {
                 slot.work = &work;
                 slot.owned = std::move(owned);
                 slot.urgency = urgency;
+                slot.layer.store(work.layer);
                 slot.ticket.store(ticket);
                 active_[static_cast<int>(urgency)].fetch_or(1ull << i);
-                counters.works.fetch_add(1, std::memory_order_relaxed);
+                count(work.layer, [](Counters& c) { c.works.fetch_add(1, std::memory_order_relaxed); });
                 begin_phase(slot, 0);
                 return ticket;
             }
         }
         // every slot is taken: help until one is free
-        if (!run_any()) std::this_thread::yield();
+        if (!run_any(own_home_)) std::this_thread::yield();
     }
 }
 
@@ -193,12 +198,19 @@ void Pool::begin_phase(Slot& slot, int phase) {
         finish(slot);
         return;
     }
-    const uint64_t n = static_cast<uint64_t>(work.n_tasks(phase));
+    const int n_tasks = work.n_tasks(phase), n_homes = work.n_homes(phase);
+    slot.n_homes.store(n_homes);
     slot.phase = phase;
-    slot.left.store(static_cast<uint32_t>(n), std::memory_order_relaxed);
-    const uint64_t sequence = (slot.state.load(std::memory_order_relaxed) >> 40) + 1;
-    slot.state.store(sequence << 40 | n << 20);
-    wake();
+    slot.left.store(static_cast<uint32_t>(n_tasks), std::memory_order_relaxed);
+    for (int h = 0; h < n_homes; h++) {
+        Queue& queue = slot.queues[h];
+        queue.first = work.first_task(phase, h);
+        const uint64_t n = static_cast<uint64_t>(work.first_task(phase, h + 1) - queue.first);
+        const uint64_t sequence = (queue.state.load(std::memory_order_relaxed) >> 40) + 1;
+        queue.state.store(sequence << 40 | n << 20);
+    }
+    idle_.unpark(FAN < n_tasks ? FAN : n_tasks);
+    waiting_.unpark();
 }
 
 void Pool::finish(Slot& slot) {
@@ -206,79 +218,103 @@ void Pool::finish(Slot& slot) {
     active_[static_cast<int>(slot.urgency)].fetch_and(~bit);
     slot.owned.reset();
     slot.finished.store(slot.ticket.load());
-    wake();
+    waiting_.unpark();
 }
 
-bool Pool::claimable(const Slot& slot) const {
-    const uint64_t state = slot.state.load();
-    return next_of(state) < tasks_of(state);
+// A queue of the slot with a task to take, the thread's own if it has one; -1: none.
+int Pool::claimable(const Slot& slot, int home) const {
+    const int n_homes = slot.n_homes.load();
+    for (int i = 0; i < n_homes; i++) {
+        const int h = (home + i) % n_homes;
+        const uint64_t state = slot.queues[h].state.load();
+        if (next_of(state) < tasks_of(state)) return h;
+    }
+    return -1;
 }
 
-bool Pool::run_task(Slot& slot) {
-    uint64_t state = slot.state.load(std::memory_order_acquire);
+template <class Add>
+void Pool::count(int layer, Add add) {
+    add(counters);
+    if (layer >= 0 && layer < n_layers_) add(layers_[layer]);
+}
+
+void Pool::count_plan(int layer, int64_t plan_ns, int64_t quantize_ns) {
+    count(layer, [=](Counters& c) {
+        c.plan_ns.fetch_add(plan_ns, std::memory_order_relaxed);
+        c.quantize_ns.fetch_add(quantize_ns, std::memory_order_relaxed);
+    });
+}
+
+void Pool::count_layers(int n) {
+    layers_ = std::make_unique<Counters[]>(static_cast<size_t>(n));
+    n_layers_ = n;
+}
+
+bool Pool::run_task(Slot& slot, int h, int home) {
+    Queue& queue = slot.queues[h];
+    uint64_t state = queue.state.load(std::memory_order_acquire);
     do {
         if (next_of(state) >= tasks_of(state)) return false;
-    } while (!slot.state.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel));
+    } while (!queue.state.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel));
     // a claimed task keeps its work and phase in place until it is counted as done
     Work& work = *slot.work;
-    const int phase = slot.phase;
+    const int phase = slot.phase, layer = work.layer;
+    const bool stray = work.n_homes(phase) > 1 && h != home;
+    const bool quantizes = work.clock(phase) == Clock::quantize;
     const auto start = Time::now();
     try {
-        work.run(phase, static_cast<int>(next_of(state)), thread_scratch());
+        work.run(phase, queue.first + static_cast<int>(next_of(state)), thread_scratch());
     } catch (const std::exception& error) {
         const std::lock_guard<std::mutex> lock(error_mutex_);
         errors_.emplace(slot.ticket.load(), error.what());
         any_error_.store(true);
     }
-    auto& clock = work.clock(phase) == Clock::quantize ? counters.quantize_ns : counters.compute_ns;
-    clock.fetch_add(ns_since(start), std::memory_order_relaxed);
-    counters.tasks.fetch_add(1, std::memory_order_relaxed);
+    const int64_t ns = ns_since(start);
+    count(layer, [=](Counters& c) {
+        (quantizes ? c.quantize_ns : c.compute_ns).fetch_add(ns, std::memory_order_relaxed);
+        c.tasks.fetch_add(1, std::memory_order_relaxed);
+        if (stray) c.strays.fetch_add(1, std::memory_order_relaxed);
+    });
     if (slot.left.fetch_sub(1, std::memory_order_acq_rel) == 1) begin_phase(slot, phase + 1);
     return true;
 }
 
-Pool::Slot* Pool::most_urgent() {
+bool Pool::run_task_of(Slot& slot, int home) {
+    const int h = claimable(slot, home);
+    return h >= 0 && run_task(slot, h, home);
+}
+
+// Of the most urgent works with tasks the oldest that has some for this home, else the oldest.
+Pool::Place Pool::most_urgent(int home) {
     for (auto& mask : active_) {
-        Slot* first = nullptr;
+        Place best{nullptr, -1};
+        bool best_own = false;
         for (uint64_t bits = mask.load(); bits; bits &= bits - 1) {
             Slot& slot = slots_[__builtin_ctzll(bits)];
-            if (claimable(slot) && (!first || slot.ticket.load() < first->ticket.load())) first = &slot;
+            const int h = claimable(slot, home);
+            if (h < 0) continue;
+            const bool own = h == home || slot.n_homes.load() == 1;
+            const bool older = !best.slot || slot.ticket.load() < best.slot->ticket.load();
+            if (own == best_own ? older : own) best = {&slot, h}, best_own = own;
         }
-        if (first) return first;
+        if (best.slot) return best;
     }
-    return nullptr;
+    return {nullptr, -1};
 }
 
-bool Pool::run_any() {
-    Slot* slot = most_urgent();
-    return slot && run_task(*slot);
+bool Pool::run_any(int home) {
+    const Place place = most_urgent(home);
+    return place.slot && run_task(*place.slot, place.home, home);
 }
 
-template <class Ready>
-void Pool::sleep_until(Ready ready) {
-    std::unique_lock<std::mutex> lock(sleep_mutex_);
-    // before the last look, so that whoever makes it ready after that look sees a sleeper to wake
-    sleepers_.fetch_add(1);
-    if (!ready()) {
-        counters.sleeps.fetch_add(1, std::memory_order_relaxed);
-        sleep_.wait(lock, ready);
-    }
-    sleepers_.fetch_sub(1);
-}
-
-void Pool::wake() {
-    if (sleepers_.load() == 0) return;
-    { const std::lock_guard<std::mutex> lock(sleep_mutex_); }
-    sleep_.notify_all();
-}
-
-void Pool::worker_main(int index) {
+void Pool::worker_main(int index, int home) {
     const FloatRules rules;
-    const auto ready = [this] { return stop_.load() || most_urgent(); };
+    const auto ready = [this, home] { return stop_.load() || most_urgent(home).slot; };
     while (!stop_.load()) {
-        if (run_any()) continue;
+        if (run_any(home)) continue;
         if (index < max_spinners_ && spin_until(spin_us_, ready)) continue;
-        sleep_until(ready);
+        idle_.park_until(ready, counters.sleeps);
+        if (most_urgent(home).slot) idle_.unpark(FAN);
     }
 }
 
@@ -292,13 +328,16 @@ void Pool::wait(uint64_t ticket) {
         throw std::invalid_argument("ticket " + std::to_string(ticket) + " was never given out by this pool");
     const FloatRules rules;
     Slot& slot = slots_[ticket % SLOTS];
-    const auto mine = [&] { return slot.ticket.load() == ticket && claimable(slot); };
-    const auto ready = [&] { return done(ticket) || mine(); };
+    const int layer = slot.layer.load();
+    const auto ready = [&] {
+        return done(ticket) || (slot.ticket.load() == ticket && claimable(slot, own_home_) >= 0);
+    };
     while (!done(ticket)) {
-        if (slot.ticket.load() == ticket && run_task(slot)) continue;
+        if (slot.ticket.load() == ticket && run_task_of(slot, own_home_)) continue;
         const auto start = Time::now();
-        if (!spin_until(max_spinners_ > 0 ? spin_us_ : 0, ready)) sleep_until(ready);
-        counters.wait_ns.fetch_add(ns_since(start), std::memory_order_relaxed);
+        if (!spin_until(max_spinners_ > 0 ? spin_us_ : 0, ready)) waiting_.park_until(ready, counters.sleeps);
+        const int64_t ns = ns_since(start);
+        count(layer, [ns](Counters& c) { c.wait_ns.fetch_add(ns, std::memory_order_relaxed); });
     }
     if (!any_error_.load()) return;
     const std::lock_guard<std::mutex> lock(error_mutex_);
@@ -319,13 +358,16 @@ void Pool::run_alone(Work& work) {
     check_usable();
     const FloatRules rules;
     for (int phase = 0; phase < work.n_phases(); phase++) {
+        const bool quantizes = work.clock(phase) == Clock::quantize;
         const auto start = Time::now();
         for (int task = 0; task < work.n_tasks(phase); task++) work.run(phase, task, thread_scratch());
-        auto& clock = work.clock(phase) == Clock::quantize ? counters.quantize_ns : counters.compute_ns;
-        clock.fetch_add(ns_since(start), std::memory_order_relaxed);
-        counters.tasks.fetch_add(work.n_tasks(phase), std::memory_order_relaxed);
+        const int64_t ns = ns_since(start);
+        count(work.layer, [=, &work](Counters& c) {
+            (quantizes ? c.quantize_ns : c.compute_ns).fetch_add(ns, std::memory_order_relaxed);
+            c.tasks.fetch_add(work.n_tasks(phase), std::memory_order_relaxed);
+        });
     }
-    counters.works.fetch_add(1, std::memory_order_relaxed);
+    count(work.layer, [](Counters& c) { c.works.fetch_add(1, std::memory_order_relaxed); });
 }
 
 }  // namespace strata

@@ -1,12 +1,12 @@
 // Persistent workers that run the tasks of several pieces of work at once.
 //
 // A Work is a list of phases; the tasks of a phase may run in any order on any thread, and a phase
-// begins when all tasks of the one before are done. Workers take tasks of the most urgent work first,
-// spin for a bounded time when there are none, then sleep. A thread that waits for a work runs its
-// tasks too. Knows no weights, no Python.
+// begins when all tasks of the one before are done. Tasks may have a home, a NUMA node whose memory
+// they read: workers take tasks of their own node first and those of others when it has none left.
+// Workers take tasks of the most urgent work first, spin for a bounded time when there are none, then
+// sleep. A thread that waits for a work runs its tasks too. Knows no weights, no Python.
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -14,6 +14,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "parking.h"
 
 namespace strata {
 
@@ -38,23 +40,31 @@ class Work {
     virtual ~Work() = default;
     virtual int n_phases() const = 0;
     virtual int n_tasks(int phase) const = 0;
+    // Tasks first_task(phase, h) .. first_task(phase, h + 1) - 1 are at home on node h; with one home
+    // they are at home everywhere. At most Pool::HOMES.
+    virtual int n_homes(int) const { return 1; }
+    virtual int first_task(int phase, int home) const { return home ? n_tasks(phase) : 0; }
     virtual Clock clock(int phase) const = 0;
     virtual void run(int phase, int task, Scratch& scratch) = 0;
+    int layer = -1;  // whose counters grow, too
 };
 
 // Lower is more urgent: what a caller waits for at once, rows of this layer, rows joined later.
 enum class Urgency : int { now, on_time, late };
 
 struct Counters {
-    std::atomic<int64_t> quantize_ns{0}, compute_ns{0}, wait_ns{0};
-    std::atomic<int64_t> works{0}, tasks{0}, sleeps{0};
+    std::atomic<int64_t> plan_ns{0}, quantize_ns{0}, compute_ns{0}, wait_ns{0};
+    std::atomic<int64_t> works{0}, tasks{0}, strays{0}, sleeps{0};  // strays: tasks run away from home
 };
 
 class Pool {
   public:
+    static constexpr int HOMES = 8;
+
     // workers threads compute, the waiting thread among them: workers - 1 are started, pinned to
-    // cpus[1], cpus[2], ... (empty: not pinned). Of all threads at most max_spinners spin when idle.
-    Pool(int workers, std::vector<int> cpus, int spin_us, int max_spinners);
+    // cpus[1], cpus[2], ... (empty: not pinned), at home on homes[1], ... (empty: 0). Of all threads at
+    // most max_spinners spin when idle.
+    Pool(int workers, std::vector<int> cpus, std::vector<int> homes, int spin_us, int max_spinners);
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
@@ -74,46 +84,63 @@ class Pool {
     int workers() const { return workers_; }
     // False in a forked child, where the workers do not exist.
     bool in_own_process() const;
+    // Counters of layers 0 .. n - 1 from now on, at most MOST_LAYERS.
+    void count_layers(int n);
+    int counted_layers() const { return n_layers_; }
+    Counters& layer_counters(int layer) { return layers_[layer]; }
+    void count_plan(int layer, int64_t plan_ns, int64_t quantize_ns);
     Counters counters;
 
   private:
-    struct alignas(64) Slot {
+    struct alignas(64) Queue {
         // sequence number 24 bits | tasks of the phase 20 | next task 20
         std::atomic<uint64_t> state{0};
+        int first = 0;
+    };
+    struct alignas(64) Slot {
         std::atomic<uint32_t> left{0};
         std::atomic<uint64_t> ticket{0};
         std::atomic<uint64_t> finished{0};  // ticket of the last work that ended here
+        std::atomic<int> n_homes{1}, layer{-1};
         Work* work = nullptr;
         std::unique_ptr<Work> owned;
         int phase = 0;
         Urgency urgency = Urgency::now;
+        Queue queues[HOMES];
+    };
+    struct Place {
+        Slot* slot;
+        int home;
     };
     static constexpr int SLOTS = 64;
+    // Sleepers woken by one thread; each of them wakes as many.
+    static constexpr int FAN = 4;
 
     uint64_t start(Work& work, std::unique_ptr<Work> owned, Urgency urgency);
     void begin_phase(Slot& slot, int phase);
     void finish(Slot& slot);
-    bool run_task(Slot& slot);
-    bool run_any();
-    Slot* most_urgent();
-    bool claimable(const Slot& slot) const;
-    template <class Ready>
-    void sleep_until(Ready ready);
-    void wake();
-    void worker_main(int index);
+    bool run_task(Slot& slot, int queue, int home);
+    bool run_task_of(Slot& slot, int home);
+    bool run_any(int home);
+    Place most_urgent(int home);
+    int claimable(const Slot& slot, int home) const;
+    template <class Add>
+    void count(int layer, Add add);
+    void worker_main(int index, int home);
     void check_usable() const;
 
     Slot slots_[SLOTS];
     std::atomic<uint64_t> active_[3];  // bit per slot, by urgency
     std::atomic<uint64_t> next_ticket_{1};
-    std::atomic<int> sleepers_{0};
     std::atomic<bool> stop_{false};
-    std::mutex start_mutex_, sleep_mutex_, error_mutex_;
-    std::condition_variable sleep_;
+    Parking idle_, waiting_;  // workers; threads in wait()
+    std::mutex start_mutex_, error_mutex_;
     std::map<uint64_t, std::string> errors_;
     std::atomic<bool> any_error_{false};
     std::vector<std::thread> threads_;
-    const int workers_, spin_us_, max_spinners_;
+    std::unique_ptr<Counters[]> layers_;
+    int n_layers_ = 0;
+    const int workers_, own_home_, spin_us_, max_spinners_;
     const int64_t process_;
 };
 

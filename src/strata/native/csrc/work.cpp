@@ -1,9 +1,11 @@
 #include "work.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <stdexcept>
 
 namespace strata {
 
@@ -115,8 +117,25 @@ void LinearWork::run(int phase, int task, Scratch& scratch) {
     backend_.rows(args, scratch.get(backend_.scratch_bytes(args.type, args.n_cols, args.n_tokens)));
 }
 
+void HomeMap::add(uintptr_t first, int64_t n_bytes, int home) {
+    const Range range{first, first + static_cast<uintptr_t>(n_bytes), home};
+    const auto at = std::lower_bound(ranges_.begin(), ranges_.end(), first,
+                                     [](const Range& r, uintptr_t p) { return r.end <= p; });
+    if (at != ranges_.end() && at->first < range.end)
+        throw std::invalid_argument("memory is placed on a node twice");
+    ranges_.insert(at, range);
+    n_homes_ = std::max(n_homes_, home + 1);
+}
+
+int HomeMap::of(const void* p) const {
+    const auto address = reinterpret_cast<uintptr_t>(p);
+    const auto at = std::upper_bound(ranges_.begin(), ranges_.end(), address,
+                                     [](uintptr_t a, const Range& r) { return a < r.end; });
+    return at != ranges_.end() && at->first <= address ? at->home : 0;
+}
+
 ExpertWork::ExpertWork(const Backend& backend, int workers, const ExpertLayout& layout,
-                       const ExpertBatch& batch)
+                       const ExpertBatch& batch, const HomeMap& homes)
     : backend_(backend),
       layout_(layout),
       n_groups_(batch.n_groups),
@@ -128,7 +147,10 @@ ExpertWork::ExpertWork(const Backend& backend, int workers, const ExpertLayout& 
     up_ = Buffer(h_bytes);
     for (int i = 0; i < 4 * n_groups_; i++)
         base_.push_back(reinterpret_cast<const uint8_t*>(batch.address[batch.apart ? i : i / 4]));
+    sort_by_home(homes);
+    const auto start = std::chrono::steady_clock::now();
     read_activations(batch);
+    quantize_ns_ = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
     float* gate = reinterpret_cast<float*>(gate_.data());
     float* up = reinterpret_cast<float*>(up_.data());
     middle_ = std::make_unique<Activations>(backend, layout.down_type, gate, padded, n_entries_,
@@ -167,10 +189,28 @@ void ExpertWork::read_activations(const ExpertBatch& batch) {
     else read(layout_.up_type, up_in_);
 }
 
+// Groups in their order, one home after the other.
+void ExpertWork::sort_by_home(const HomeMap& homes) {
+    home_start_.push_back(0);
+    for (int h = 0; h < homes.n_homes(); h++) {
+        for (int g = 0; g < n_groups_; g++)
+            if (homes.n_homes() == 1 || homes.of(base(g, 0)) == h) order_.push_back(g);
+        home_start_.push_back(static_cast<int>(order_.size()));
+    }
+}
+
+int ExpertWork::per_group(int phase) const {
+    return phase == 0 ? pieces(layout_.d_expert, chunk_f_) : pieces(layout_.d_model, chunk_d_);
+}
+
+int ExpertWork::first_task(int phase, int home) const {
+    if (phase == 1) return home ? n_tasks(1) : 0;
+    return home_start_[static_cast<size_t>(home)] * per_group(phase);
+}
+
 int ExpertWork::n_tasks(int phase) const {
-    if (phase == 0) return n_groups_ * pieces(layout_.d_expert, chunk_f_);
     if (phase == 1) return middle_->in_place() ? 0 : n_entries_;
-    return n_groups_ * pieces(layout_.d_model, chunk_d_);
+    return n_groups_ * per_group(phase);
 }
 
 void ExpertWork::run(int phase, int task, Scratch& scratch) {
@@ -180,8 +220,7 @@ void ExpertWork::run(int phase, int task, Scratch& scratch) {
     }
     const int n_rows = phase == 0 ? layout_.d_expert : layout_.d_model;
     const int chunk = phase == 0 ? chunk_f_ : chunk_d_;
-    const int per_group = pieces(n_rows, chunk);
-    const int group = task / per_group, first = task % per_group * chunk;
+    const int group = order_[static_cast<size_t>(task / per_group(phase))], first = task % per_group(phase) * chunk;
     const int count = std::min(chunk, n_rows - first);
     if (phase == 0) gate_up(group, first, count, scratch);
     else down(group, first, count, scratch);

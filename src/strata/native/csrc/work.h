@@ -105,16 +105,36 @@ struct ExpertBatch {
     int64_t out_stride;
 };
 
+// Which memory lies on which NUMA node; what is not listed counts as home 0.
+class HomeMap {
+  public:
+    void add(uintptr_t first, int64_t n_bytes, int home);
+    int of(const void* p) const;
+    int n_homes() const { return n_homes_; }
+
+  private:
+    struct Range { uintptr_t first, end; int home; };
+    std::vector<Range> ranges_;  // ascending, apart
+    int n_homes_ = 1;
+};
+
 // Three phases: gate and up rows with the activation; the middle quantized; down rows.
 class ExpertWork : public Work {
   public:
-    ExpertWork(const Backend& backend, int workers, const ExpertLayout& layout, const ExpertBatch& batch);
+    ExpertWork(const Backend& backend, int workers, const ExpertLayout& layout, const ExpertBatch& batch,
+               const HomeMap& homes);
     int n_phases() const override { return 3; }
     int n_tasks(int phase) const override;
+    int n_homes(int phase) const override { return phase == 1 ? 1 : static_cast<int>(home_start_.size()) - 1; }
+    int first_task(int phase, int home) const override;
+    // Of quantizing the activations, while the work was made.
+    int64_t quantize_ns() const { return quantize_ns_; }
     Clock clock(int phase) const override { return phase == 1 ? Clock::quantize : Clock::compute; }
     void run(int phase, int task, Scratch& scratch) override;
 
   private:
+    void sort_by_home(const HomeMap& homes);
+    int per_group(int phase) const;
     void read_activations(const ExpertBatch& batch);
     void gate_up(int group, int first, int count, Scratch& scratch);
     void down(int group, int first, int count, Scratch& scratch);
@@ -128,12 +148,14 @@ class ExpertWork : public Work {
     const int n_groups_, n_entries_;
     std::vector<const uint8_t*> base_;    // [G][4]
     std::vector<int32_t> start_;          // [G + 1]
+    std::vector<int> order_, home_start_;  // groups by home [G]; where each home's begin [homes + 1]
     std::vector<std::unique_ptr<Activations>> x_;  // one, or gate's and up's
     std::vector<const void*> gate_in_, up_in_, down_in_;  // [n]
     std::vector<float*> gate_out_, up_out_, down_out_;    // [n]
     Buffer gate_, up_;                    // [n, padded F]
     std::unique_ptr<Activations> middle_;
     int chunk_f_, chunk_d_;
+    int64_t quantize_ns_ = 0;
 };
 
 class AttentionWork : public Work {
