@@ -97,7 +97,9 @@ def load_planned(
 
 def _refuse_made_up(source: ExpertSource, settings: Settings) -> None:
     asked = "--pack" if settings.pack is not None else "--experts-on-disk"
-    if isinstance(source, ThinnedExperts) and (settings.pack is not None or settings.experts_on_disk):
+    if isinstance(source, ThinnedExperts) and (
+        settings.pack is not None or settings.experts_on_disk
+    ):
         raise SettingError(f"{asked}: a synthetic model has no files; leave the setting out")
 
 

@@ -1,4 +1,4 @@
-"""Models that are named instead of stored: ``synthetic:NAME:TYPE[:layers=N][:experts=N][:vocab=N]``.
+"""Models that are named, not stored: ``synthetic:NAME:TYPE[:layers=N][:experts=N][:vocab=N]``.
 
 The shapes, and the weight type of every tensor, are those of a published file; the weights are made
 up (``formats.made_up``). So a machine can be measured before anything is downloaded. What a made-up
@@ -141,7 +141,7 @@ def _make_up(name: Name) -> MadeUpCheckpoint:
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {
         "token_embd.weight": (shape.types["token_embd"], (sizes.vocab, d_model)),
         "output.weight": (shape.types["output"], (sizes.vocab, d_model)),
-        **{key: ("F32", (1,)) for key in shape.shows},
+        **dict.fromkeys(shape.shows, ("F32", (1,))),
         **{f"layer.{i}": ("F32", (1,)) for i in range(sizes.layers)},
     }
     sketch = _checkpoint(name, tensors, metadata)
