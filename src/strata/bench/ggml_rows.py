@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,7 +44,7 @@ class Ggml:
 
     def __init__(self) -> None:
         self._lib = _library()
-        self._rows_seconds = _compiled()
+        self._rows_seconds = _compiled(_compiler())
         self._lib.ggml_cpu_init()
         self._traits = self._lib.ggml_get_type_traits_cpu
         self._traits.restype = ctypes.POINTER(_Traits)
@@ -121,14 +122,20 @@ def _version() -> str:
         return "of unknown version"
 
 
-def _compiled() -> Any:
-    """The C loop; SettingError when there is no compiler or it fails."""
+def _compiler() -> str:
+    """A C compiler's name; SettingError when there is none."""
     compiler = next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
     if compiler is None:
         raise SettingError(
             "--against ggml compiles a loop of 30 lines and found no C compiler (cc, gcc, clang); "
             "install one, or leave --against out"
         )
+    return compiler
+
+
+@cache
+def _compiled(compiler: str) -> Any:
+    """The C loop; SettingError when the compiler fails."""
     # the file may go once it is loaded
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "ggml_rows.so"
