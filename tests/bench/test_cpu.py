@@ -126,9 +126,20 @@ def test_a_picture_needs_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
         cli_bench_cpu.main(["--plot", "x.png"])
 
 
+def test_experts_outgrow_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 small experts would stay in a cache; as many are made as fill the memory asked for."""
+    monkeypatch.setattr(cpu_experts, "D_MODEL", 512)
+    monkeypatch.setattr(cpu_experts, "D_EXPERT", 64)
+    experts = cpu_experts.make_experts("Q8_0", "tiles", 40, 8 << 20, 1 << 30)
+    n, stride = experts.memory.shape
+    assert n > 40 and n * stride >= 8 << 20 > (n - 1) * stride
+    assert (experts.memory[1:] == experts.memory[0]).all()
+    assert len(cpu_experts.make_experts("Q8_0", "tiles", 40, 0, 1 << 30).memory) == 40
+
+
 def test_too_many_experts_for_the_memory() -> None:
     with pytest.raises(SettingError, match=r"512 Q8_0 experts take 2550 MiB in each layout and"):
-        cpu_experts.make_experts("Q8_0", "native", 512, 4 << 30)
+        cpu_experts.make_experts("Q8_0", "native", 512, 1 << 20, 4 << 30)
 
 
 @pytest.fixture

@@ -111,24 +111,18 @@ def measure(options: CpuOptions, step: Step | None = None) -> dict[str, Any]:
         options, threads, isas,
         {name: Arena(size) for name in ("read", "native", "tiles")},
         ggml, step or (lambda what, done, total: None),
-        n_steps=1 + len(threads) * (len(options.types) + bool(options.experts)),
+        n_steps=1 + len(options.types) * (len(threads) + bool(options.experts)),
         cpus={n: plan_affinity(topology, n) for n in range(1, max(threads) + 1)},
     )  # fmt: skip
     load, before = os.getloadavg()[0], cpu_times()
-    found: dict[str, Any] = {"read": _read(bench), "rows": [], "experts": [], "handover": []}
+    found: dict[str, Any] = {"read": _read(bench), "rows": [], "handover": []}
     for n in threads:
         with _pools(bench, n) as pools:
             for name in options.types:
                 bench.next(f"{name}, {_threads(n)}")
                 found["rows"] += _rows(bench, name, n, pools)
-            best = pools[isas[-1]]
-            if options.experts:
-                bench.next(f"whole experts, {_threads(n)}")
-                found["experts"] += measure_experts(
-                    best, options.types, options.rows, options.experts, free, options.seconds,
-                    bench.arenas["read"].memory,
-                )  # fmt: skip
-            found["handover"].append({"threads": n, **handover(best)})
+            found["handover"].append({"threads": n, **handover(pools[isas[-1]])})
+    found["experts"] = _experts(bench, free)
     bench.step("done", bench.done, bench.n_steps)
     busy = others_share(before, cpu_times())
     machine = describe(cache, size, load, busy)
@@ -235,6 +229,23 @@ def _rows(bench: Bench, name: str, n: int, pools: dict[str, CpuPool]) -> list[di
                     variants.append(Variant(Key(layout, "ggml", n_x), chunks.n_bytes, run))
     times = take_turns(variants, bench.options.seconds)
     return table_rows(name, n, n_rows * N_COLS, variants, times)
+
+
+def _experts(bench: Bench, free_bytes: int) -> list[dict[str, Any]]:
+    """Whole experts with the fastest instruction set and every number of threads."""
+    options, lines = bench.options, []
+    if options.experts:
+        with ExitStack() as stack:
+            pools = [CpuPool(n, bench.cpus[n], isa=bench.isas[-1]) for n in bench.threads]
+            for pool in pools:
+                stack.callback(pool.close)
+            for name in options.types:
+                bench.next(f"whole {name} experts")
+                memory = bench.arenas["read"].memory
+                lines += measure_experts(
+                    pools, name, options.rows, options.experts, free_bytes, options.seconds, memory
+                )
+    return lines
 
 
 def _ours(pool: CpuPool, matrices: Sequence[Weight], x_TK: torch.Tensor) -> Callable[[int], float]:

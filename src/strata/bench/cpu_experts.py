@@ -49,26 +49,7 @@ def down_type(name: str) -> str:
 
 
 def measure_experts(
-    pool: CpuPool,
-    types: Sequence[str],
-    rows: Sequence[int],
-    n_experts: int,
-    free_bytes: int,
-    seconds: float,
-    memory: torch.Tensor,
-) -> list[dict[str, Any]]:
-    """Every type in both layouts; lines of the JSON. SettingError when the experts do not fit.
-
-    memory: to read from beside them, larger than the caches.
-    """
-    lines = []
-    for name in types:
-        lines += _measure_type(pool, name, rows, n_experts, free_bytes, seconds, memory)
-    return lines
-
-
-def _measure_type(
-    pool: CpuPool,
+    pools: Sequence[CpuPool],
     name: str,
     rows: Sequence[int],
     n_experts: int,
@@ -76,14 +57,21 @@ def _measure_type(
     seconds: float,
     memory: torch.Tensor,
 ) -> list[dict[str, Any]]:
-    """One type; its experts are freed at the end."""
+    """One type in both layouts with each pool; lines of the JSON.
+
+    memory: to read from beside them, larger than the caches; there are more experts than asked
+    where these would not be. SettingError when they do not fit.
+    """
     layouts: tuple[Layout, ...] = ("native", "tiles") if tile_format(name) else ("native",)
-    variants = [read_variant(("read", 0), pool, memory)]
-    for how in layouts:
-        experts = make_experts(name, how, n_experts, free_bytes)
-        n_bytes = LAYERS * ACTIVE * experts.shape.weight_bytes
-        variants += [Variant((how, n), n_bytes, _run(pool, experts, n)) for n in rows]
-    return expert_lines(name, pool, variants, take_turns(variants, seconds))
+    made = {how: make_experts(name, how, n_experts, memory.numel(), free_bytes) for how in layouts}
+    lines = []
+    for pool in pools:
+        variants = [read_variant(("read", 0), pool, memory)]
+        for how, experts in made.items():
+            n_bytes = LAYERS * ACTIVE * experts.shape.weight_bytes
+            variants += [Variant((how, n), n_bytes, _run(pool, experts, n)) for n in rows]
+        lines += expert_lines(name, pool, variants, take_turns(variants, seconds))
+    return lines
 
 
 def expert_lines(
@@ -110,10 +98,14 @@ def expert_lines(
     ]
 
 
-def make_experts(name: str, how: Layout, n_experts: int, free_bytes: int) -> Experts:
-    """The same random expert as often as asked, each in memory of its own."""
+def make_experts(
+    name: str, how: Layout, n_experts: int, least_bytes: int, free_bytes: int
+) -> Experts:
+    """The same random expert as often as asked, more often to fill least_bytes; each in memory of
+    its own."""
     down = down_type(name)
     shape = layout(D_MODEL, D_EXPERT, (name, name, down), layouts=(how, how, how))
+    n_experts = max(n_experts, -(-least_bytes // stride_of(shape)))
     n_bytes = n_experts * stride_of(shape)
     if 2 * n_bytes > 0.9 * free_bytes:
         raise SettingError(
