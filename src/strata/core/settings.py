@@ -90,6 +90,10 @@ class Settings(ServeSettings):
     experts_on_disk: bool = switch(
         False, "Leave the experts in the checkpoint's files and let the page cache hold what it "
         "can: for models whose experts do not fit in RAM. Results are equal.")
+    pcie_frac: float = number(
+        0.0, 0, 1,
+        "Share of a layer's missed experts that the GPU reads from RAM over PCIe; the CPU computes "
+        "the others. Results are equal.")
     adapt_swaps: int = integer(
         0, 0, 0, "Cached experts exchanged by use; this version keeps the cache fixed.",
         unit="experts a window")

@@ -7,20 +7,19 @@ here and nowhere else.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+import importlib
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from strata.core.errors import FormatError, InputError, SettingError
 from strata.core.settings import Settings
 from strata.core.settings_load import Effective
 from strata.core.settings_resolve import Machine, effective_lines, resolve
-from strata.core.types import Place
+from strata.engine.assembly import fast_tier_of, tokenizer_of, workers_of
 from strata.engine.checkpoint_plan import (
     DTYPES,
     KV_DTYPES,
@@ -35,12 +34,11 @@ from strata.engine.expert_plan import ExpertPlan, load_planned, plan_experts
 from strata.engine.layout_cost import MeasuredCost, read_speed
 from strata.engine.machine import probe
 from strata.engine.variants import WindowVariants, build_variant
-from strata.experts.fast_tier import FastTier, even_profile, read_profile
+from strata.experts.fast_tier import FastTier, read_profile
 from strata.experts.layouts import Entry
 from strata.experts.service import ExpertService
-from strata.experts.store import ExpertStore, Progress, store_bytes
-from strata.experts.workers import PlainWorker, PoolWorker, Worker
-from strata.formats.tokenizer import Tokenizer, load_tokenizer
+from strata.experts.store import Progress, store_bytes
+from strata.formats.tokenizer import Tokenizer
 from strata.kernels.ops import Ops
 from strata.memory.budget import Line, MemoryPlan, Probes
 from strata.memory.state import SequenceState
@@ -48,7 +46,7 @@ from strata.models.network import build_network
 from strata.models.synthetic import open_model
 from strata.models.weights import load_weights
 from strata.native import CpuPool
-from strata.window.run import WindowRunner
+from strata.window.run import PLAIN, WindowRunner
 
 _PLACING = ("expert_cache", "expert_profile", "expert_layout", "pack", "experts_on_disk")
 
@@ -95,6 +93,33 @@ def prepare(
         checkpoint.close()
         raise
     return Ready(plan, effective, experts, memory)
+
+
+def assemble_device(ready: Ready, progress: Progress | None, device: torch.device) -> Engine:
+    """An engine whose windows run on a device (``engine/build_device.py``).
+
+    device "cpu": its kernels run in Triton's interpreter, for tests.
+    """
+    # by name: a machine without a GPU need not have Triton
+    module = importlib.import_module("strata.engine.build_device")
+    plan, settings = ready.plan, ready.settings
+    tokenizer = tokenizer_of(plan)
+    made = module.assemble(plan, settings, ready.experts, progress, device)
+    tier, variants = made.runner.service.tier, WindowVariants(PLAIN, {}, ())
+
+    def on_close() -> None:
+        made.pool.close()
+        plan.checkpoint.close()
+
+    return Engine(
+        spec=plan.spec,
+        settings=settings,
+        tokenizer=tokenizer,
+        runner=made.runner,
+        plan=ready.memory,
+        report=[*_report(ready, made.pool, tier, tokenizer, variants), *made.lines],
+        on_close=on_close,
+    )
 
 
 def _place_experts(
@@ -160,14 +185,16 @@ def build(path: str | Path, asked: Effective, progress: Progress | None = None) 
 
 def _assemble(ready: Ready, progress: Progress | None) -> Engine:
     plan, settings = ready.plan, ready.settings
+    if settings.device == "cuda":
+        return assemble_device(ready, progress, torch.device("cuda"))
     torch.set_num_threads(1)  # products run in our pool; torch's own threads would fight it
-    tokenizer = _tokenizer(plan)
+    tokenizer = tokenizer_of(plan)
     roles = load_weights(plan.checkpoint, plan.spec, plan.sources, copy=True)
     store = load_planned(ready.experts, plan.experts, settings, progress)
     pool = CpuPool(workers=settings.workers, isa=settings.cpu_isa)
     ops = _ops(settings, pool)
-    tier = _fast_tier(plan, settings, store)
-    service = ExpertService(tier, _workers(settings, store, tier, pool))
+    tier = fast_tier_of(plan, settings, store, settings.expert_cache)
+    service = ExpertService(tier, workers_of(settings, store, tier, pool))
     device = torch.device("cpu")
     network = build_network(plan.spec, roles, ops, KV_DTYPES[settings.kv], device)
     state = SequenceState(network.state_specs(), settings.context, device)
@@ -190,37 +217,9 @@ def _assemble(ready: Ready, progress: Progress | None) -> Engine:
     )
 
 
-def _tokenizer(plan: CheckpointPlan) -> Tokenizer | InputError:
-    """The tokenizer, or why there is none: token ids can be read without it, so the error waits
-    until text is used."""
-    try:
-        return load_tokenizer(plan.checkpoint)
-    except InputError as error:
-        return error
-
-
 def _ops(settings: Settings, pool: CpuPool) -> Ops:
     dtype = DTYPES[settings.dtype]
     return native_ops(pool) if dtype is torch.float32 else plain_ops(dtype)
-
-
-def _workers(
-    settings: Settings, store: ExpertStore, tier: FastTier, pool: CpuPool
-) -> Mapping[Place, Worker]:
-    if settings.dtype == "float64":
-        plain = PlainWorker(store, torch.float64)
-        return {Place.FAST: plain, Place.CPU: plain, Place.CPU_LATE: plain}
-    home = [g.addresses() if g is not None else np.empty(0, np.int64) for g in store.layers]
-
-    def at_home(layer: int, expert_G: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        store.layer(layer).will_need(expert_G)
-        return home[layer][expert_G]
-
-    return {
-        Place.FAST: PoolWorker(pool, store, lambda layer, e: tier.address_LE[layer][e]),
-        Place.CPU: PoolWorker(pool, store, at_home),
-        Place.CPU_LATE: PoolWorker(pool, store, at_home, late=True),
-    }
 
 
 def _require_places(settings: Settings, plan: CheckpointPlan) -> None:
@@ -242,17 +241,6 @@ def _require_places(settings: Settings, plan: CheckpointPlan) -> None:
                 f"{settings.expert_profile} ranks {len(pairs)} experts, "
                 f"fewer than --expert-cache {settings.expert_cache}"
             )
-
-
-def _fast_tier(plan: CheckpointPlan, settings: Settings, store: ExpertStore) -> FastTier:
-    tier = FastTier(store, settings.expert_cache)
-    if settings.expert_cache:
-        if settings.expert_profile is not None:
-            pairs = read_profile(settings.expert_profile, plan.n_experts_L)
-        else:
-            pairs = even_profile(plan.n_experts_L)
-        tier.impose(pairs[: settings.expert_cache])
-    return tier
 
 
 def _without_effect(settings: Settings) -> dict[str, str]:

@@ -23,14 +23,22 @@ Pair = tuple[int, int]
 
 
 class FastTier:
-    """n_slots slots, each as large as the largest blob. ``address_LE[l][e]`` is 0 where the expert
-    is not resident."""
+    """n_slots slots, each as large as the largest blob, in RAM or on a device. ``address_LE[l][e]``
+    is 0 where the expert is not resident."""
 
-    def __init__(self, store: ExpertStore, n_slots: int) -> None:
+    def __init__(
+        self, store: ExpertStore, n_slots: int, device: torch.device | None = None
+    ) -> None:
         groups = [layer for layer in store.layers if layer is not None]
         self._store = store
         self._slot_bytes = max((stride_of(g.shape) for g in groups), default=0)
-        self._slots = anonymous(n_slots * self._slot_bytes).view(n_slots, self._slot_bytes or 1)
+        if device is None:
+            slots = anonymous(n_slots * self._slot_bytes)
+        else:
+            slots = torch.empty(n_slots * self._slot_bytes, dtype=torch.uint8, device=device)
+        self._slots = slots.view(n_slots, self._slot_bytes or 1)
+        self.version = 0
+        """Grows with every change of ``address_LE``."""
         self._slot_of: dict[Pair, int] = {}
         self._free = list(range(n_slots - 1, -1, -1))
         self.address_LE: list[npt.NDArray[np.int64]] = [
@@ -63,11 +71,13 @@ class FastTier:
         self._slots[slot, : blob.numel()].copy_(blob)
         self._slot_of[pair] = slot
         self.address_LE[pair[0]][pair[1]] = self._slots[slot].data_ptr()
+        self.version += 1
 
     def evict(self, pair: Pair) -> None:
         """Forget an expert; its slot becomes free."""
         slot = self._slot_of.pop(pair)
         self.address_LE[pair[0]][pair[1]] = 0
+        self.version += 1
         self._free.append(slot)
 
     def impose(self, pairs: Iterable[Pair]) -> None:

@@ -12,6 +12,22 @@ host memory are never
 used. The references below are the same operations on a NumPy view, for the host side and for tests.
 """
 
-from strata.kernels.words.ref import RELEASED, WORD_BYTES, raise_word, read_word
+from strata.kernels.words.ref import (
+    RELEASED,
+    WORD_BYTES,
+    Payload,
+    payload_ints,
+    raise_word,
+    read_payload,
+    read_word,
+)
 
-__all__ = ["RELEASED", "WORD_BYTES", "raise_word", "read_word"]
+__all__ = [
+    "RELEASED",
+    "WORD_BYTES",
+    "Payload",
+    "payload_ints",
+    "raise_word",
+    "read_payload",
+    "read_word",
+]

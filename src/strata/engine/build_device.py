@@ -1,0 +1,212 @@
+"""Puts an engine with a GPU together: weights and hot experts in its memory, windows as graphs.
+
+Loaded only when a device is used, because its kernels need Triton. Everything that does not depend
+on where windows run lies in ``engine/assembly.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from strata.core.errors import DoesNotFitError, SettingError, UnsupportedError
+from strata.core.settings import SETTINGS, Settings
+from strata.core.types import Place
+from strata.engine.assembly import fast_tier_of, workers_of
+from strata.engine.checkpoint_plan import KV_DTYPES, CheckpointPlan
+from strata.engine.expert_plan import ExpertPlan, load_planned
+from strata.experts.device_service import DeviceService
+from strata.experts.pcie_share import share_numerator
+from strata.experts.store import ExpertStore, Progress, stride_of
+from strata.kernels.embed.native import lookup
+from strata.memory.budget import GIB
+from strata.memory.handshake import Area, Handshake, PlainArea, area_bytes
+from strata.memory.mapped import CudaDriver, Driver, MappedArea, address_table, lock_pages
+from strata.models.gpu.frame import DeviceState
+from strata.models.gpu.network import GpuNetwork, NgramRows, build_gpu_network
+from strata.models.gpu.roles import to_device
+from strata.models.ngram import gather, row_ids
+from strata.models.spec import MoeSpec
+from strata.models.weights import load_weights
+from strata.native import CpuPool
+from strata.window.device_run import DeviceRunner
+from strata.window.run import MAX_WINDOW_TOKENS
+
+RESERVE_BYTES = 1 << 30
+"""VRAM left alone: graphs, compiled kernels, and what the driver takes later."""
+
+
+@dataclass(frozen=True)
+class DeviceEngine:
+    """What ``engine.build`` makes an Engine of."""
+
+    runner: DeviceRunner
+    pool: CpuPool
+    lines: list[str]
+
+
+def assemble(
+    plan: CheckpointPlan,
+    settings: Settings,
+    experts: ExpertPlan,
+    progress: Progress | None,
+    device: torch.device,
+) -> DeviceEngine:
+    """Load the model. device "cpu": kernels run in Triton's interpreter, for tests.
+
+    DoesNotFitError when VRAM is too small for the dense part; SettingError for what cannot be had.
+    """
+    torch.set_num_threads(1)
+    compiled = device.type == "cuda"
+    roles = load_weights(plan.checkpoint, plan.spec, plan.sources, copy=False)
+    ngram_rows = _ngram_rows(plan, roles)
+    on_device = to_device(roles, device, progress)
+    network = build_gpu_network(
+        plan.spec, on_device, KV_DTYPES[settings.kv], settings.context, device, ngram_rows
+    )
+    state = DeviceState(network.state_specs(), settings.context, device)
+    del roles
+    store = load_planned(experts, plan.experts, settings, progress)
+    pool = CpuPool(workers=settings.workers, isa=settings.cpu_isa)
+    driver = _driver() if compiled else None
+    n_slots = _slots(plan, settings, store, device)
+    tier = fast_tier_of(plan, settings, store, n_slots, device)
+    shake = _handshake(network, driver)
+    reach, reach_line = _reach(settings, store, driver, compiled)
+    n_active = [
+        layer.ffn.n_active if isinstance(layer.ffn, MoeSpec) else 0 for layer in plan.spec.layers
+    ]
+    workers = workers_of(settings, store, tier, pool)
+    host = {p: workers[p] for p in (Place.CPU, Place.CPU_LATE)}
+    service = DeviceService(tier, store, host, shake, device, n_active, reach)
+    service.rules.numerator.fill_(share_numerator(max(settings.pcie_frac, 0.0)))
+    runner = DeviceRunner(network, service, state)
+    gc.collect()
+    lines = [
+        f"VRAM: {len(tier.resident())} of {plan.n_pairs} experts "
+        f"({tier.n_bytes / GIB:.2f} GiB), state {state.n_bytes / GIB:.2f} GiB",
+        reach_line,
+    ]
+    return DeviceEngine(runner, pool, [line for line in lines if line])
+
+
+def _ngram_rows(plan: CheckpointPlan, roles: object) -> dict[int, NgramRows]:
+    """Gatherers over the tables that stay on the host."""
+    found: dict[int, NgramRows] = {}
+    for index, layer in enumerate(plan.spec.layers):
+        spec = layer.ngram
+        if spec is None:
+            continue
+        table = roles[f"layers.{index}.ngram.table"]  # type: ignore[index]
+
+        def rows(
+            previous: Sequence[int],
+            tokens: Sequence[int],
+            spec: object = spec,
+            table: object = table,
+        ) -> torch.Tensor:
+            ids_TH = row_ids(spec, previous, tokens)  # type: ignore[arg-type]
+            return gather(spec, table, ids_TH, lookup)  # type: ignore[arg-type]
+
+        found[index] = rows
+    return found
+
+
+def _slots(
+    plan: CheckpointPlan, settings: Settings, store: ExpertStore, device: torch.device
+) -> int:
+    """Experts that VRAM holds: as asked, or as many as are left room for."""
+    layers = [layer for layer in store.layers if layer is not None]
+    if not layers:
+        return 0
+    unread = [k for g in layers for k in _unreadable(g.shape)]
+    if unread:
+        raise UnsupportedError(
+            f"experts of type {', '.join(sorted(set(unread)))} lie in the file's own layout, which "
+            f"the GPU does not read; --expert-layout tiles needs more RAM, --device cpu reads them"
+        )
+    auto = SETTINGS["expert_cache"].auto
+    slot_bytes = max(stride_of(g.shape) for g in layers)
+    if device.type != "cuda":
+        return 0 if settings.expert_cache == auto else settings.expert_cache
+    free, total = torch.cuda.mem_get_info(device)
+    if settings.vram_gb:
+        free = min(free, int(settings.vram_gb * GIB) - (total - free))
+    room = max(0, (free - RESERVE_BYTES) // slot_bytes)
+    if settings.expert_cache == auto:
+        return int(min(plan.n_pairs, room))
+    if settings.expert_cache > room:
+        raise DoesNotFitError(
+            f"--expert-cache {settings.expert_cache}: "
+            f"{settings.expert_cache * slot_bytes / GIB:.2f} GiB of experts, and "
+            f"{max(free - RESERVE_BYTES, 0) / GIB:.2f} GiB of VRAM are left "
+            f"({room} experts); ask for that or less"
+        )
+    return settings.expert_cache
+
+
+def _unreadable(shape: object) -> list[str]:
+    kinds = zip(shape.types, shape.layouts, strict=True)  # type: ignore[attr-defined]
+    return [k for k, how in kinds if how == "native" and k not in ("BF16", "F16", "F32")]
+
+
+def _driver() -> Driver:
+    try:
+        from cuda.bindings import runtime
+    except ImportError:
+        raise SettingError(
+            "--device cuda: the package cuda-bindings is missing; pip install cuda-bindings"
+        ) from None
+    torch.cuda.init()
+    return CudaDriver(runtime)
+
+
+def _handshake(network: GpuNetwork, driver: Driver | None) -> Handshake:
+    d_model, n_tokens = network.spec.d_model, MAX_WINDOW_TOKENS
+    n_rows = n_tokens * max(network.n_active, 1)
+    n_bytes = area_bytes(d_model, n_tokens, n_rows)
+    area: Area
+    if driver is None:
+        area = PlainArea(n_bytes)
+    else:
+        area = MappedArea(
+            driver,
+            n_bytes,
+            lambda why: SettingError(
+                f"--device cuda: {n_bytes} bytes cannot be page-locked: {why}"
+            ),
+        )
+    return Handshake(area, d_model, n_tokens, n_rows)
+
+
+def _reach(
+    settings: Settings, store: ExpertStore, driver: Driver | None, compiled: bool
+) -> tuple[list[npt.NDArray[np.int64]] | None, str]:
+    """Addresses at which the device reads experts in RAM, and what was page-locked."""
+    if settings.pcie_frac <= 0 or settings.experts_on_disk:
+        return None, ""
+    tables: list[npt.NDArray[np.int64]] = []
+    locked_bytes, why = 0, None
+    for layer in store.layers:
+        if layer is None:
+            tables.append(np.zeros(0, np.int64))
+            continue
+        starts = layer.addresses()
+        if driver is None or not compiled:
+            tables.append(starts)
+            continue
+        locked = lock_pages(driver, int(starts[0]), layer.n_bytes) if why is None else None
+        if locked is None:
+            tables.append(np.zeros_like(starts))
+            continue
+        locked_bytes, why = locked_bytes + locked.n_bytes, locked.why_not_more
+        size = layer.shape.blob_bytes
+        table = address_table(driver, locked, int(starts[0]), starts.tolist(), size)
+        tables.append(np.array(table, np.int64))
+    line = f"page-locked for the GPU: {locked_bytes / GIB:.2f} of {store.n_bytes / GIB:.2f} GiB"
+    return tables, line + (f" ({why})" if why else "")

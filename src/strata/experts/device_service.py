@@ -1,0 +1,248 @@
+"""The experts of a window on a device: the plan's buffers, the device's rows, the host's answers.
+
+The device plans; the host learns of a layer at its ring. A recorded window holds only addresses and
+device scalars of this object, so residency and rules may change between windows without recording
+anew. Knows no steps and no features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from strata.core.types import Place
+from strata.experts.fast_tier import FastTier
+from strata.experts.store import ExpertStore
+from strata.experts.workers import Worker
+from strata.kernels.expert_rows.launch import (
+    GpuExpert,
+    GpuGroups,
+    Hidden,
+    gpu_expert,
+    new_groups,
+    new_hidden,
+)
+from strata.kernels.expert_rows.triton import down, gate_up
+from strata.kernels.plan import Groups, Plan
+from strata.kernels.plan.triton import CpuGroups, PlanRules, route_and_plan
+from strata.kernels.quantize.ref import Quantized
+from strata.kernels.words import Payload
+from strata.kernels.words.triton_publish import publish
+from strata.memory.handshake import Handshake
+
+HOST = {False: Place.CPU, True: Place.CPU_LATE}
+
+
+@dataclass
+class DeviceCounters:
+    """Routed rows by layer and place since the start."""
+
+    rows: npt.NDArray[np.int64]
+    """[L, places]"""
+
+    def add(self, place_LR: npt.NDArray[np.int8]) -> None:
+        """Count one window; -1 stands for no row."""
+        for place in range(self.rows.shape[1]):
+            self.rows[:, place] += (place_LR == place).sum(axis=1)
+
+    @property
+    def rows_LP(self) -> dict[tuple[int, Place], int]:
+        """By (layer, place), only what is not zero."""
+        at = zip(*np.nonzero(self.rows), strict=True)
+        return {(int(i), Place(int(p))): int(self.rows[i, p]) for i, p in at}
+
+    def total(self, place: Place) -> int:
+        """Rows at a place over all layers."""
+        return int(self.rows[:, place].sum())
+
+
+@dataclass(frozen=True)
+class PlanBuffers:
+    """Results of the plan for windows of one size; ``*_LR`` keep one row a layer until its end."""
+
+    expert_LR: torch.Tensor
+    weight_LR: torch.Tensor
+    place_LR: torch.Tensor
+    gpu: GpuGroups
+    cpu: CpuGroups
+    on_time: torch.Tensor
+    """View of the counts: int32 [1], groups on time."""
+    late: torch.Tensor
+    any_host: torch.Tensor
+    """int32 [1], not 0 when the host has anything to do."""
+    hidden: dict[GpuExpert, Hidden] = field(default_factory=dict)
+
+
+class DeviceService:
+    """Plans, rows and answers of one engine.
+
+    tier: the cached experts, on the device. host_addr_LE: addresses at which the device reads
+    experts in RAM, 0 = none. workers: who computes the host's rows, on time and late.
+    """
+
+    def __init__(
+        self,
+        tier: FastTier,
+        store: ExpertStore,
+        workers: Mapping[Place, Worker],
+        handshake: Handshake,
+        device: torch.device,
+        n_active: Sequence[int],
+        host_addr_LE: Sequence[npt.NDArray[np.int64]] | None = None,
+    ) -> None:
+        self.tier, self.workers, self.handshake = tier, dict(workers), handshake
+        self.device, self._n_active = device, list(n_active)
+        n_layers = len(n_active)
+        self._experts = [gpu_expert(g.shape) if g is not None else None for g in store.layers]
+        widest = max((len(a) for a in tier.address_LE), default=0)
+        self._vram_LE = torch.zeros((n_layers, max(widest, 1)), dtype=torch.int64, device=device)
+        self._host_LE = torch.zeros_like(self._vram_LE)
+        if host_addr_LE is not None:
+            self._host_LE.copy_(torch.from_numpy(_table(host_addr_LE, self._host_LE.shape)))
+        self._version = -1
+        self.rules = PlanRules(
+            torch.zeros(1, dtype=torch.int32, device=device),
+            torch.full((1,), -1.0, device=device),
+            torch.zeros(1, dtype=torch.int32, device=device),
+        )
+        self.counters = DeviceCounters(np.zeros((n_layers, len(Place)), np.int64))
+        self._buffers: dict[int, PlanBuffers] = {}
+        self._last: tuple[npt.NDArray[np.int32], npt.NDArray[np.int8]] | None = None
+
+    def buffers(self, n_tokens: int) -> PlanBuffers:
+        """The plan's buffers for that window size."""
+        if n_tokens not in self._buffers:
+            self._buffers[n_tokens] = self._new_buffers(n_tokens)
+        return self._buffers[n_tokens]
+
+    def _new_buffers(self, n_tokens: int) -> PlanBuffers:
+        n_rows, n_layers = n_tokens * max(self._n_active), len(self._n_active)
+
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=self.device)
+
+        counts = ints(4)
+        cpu = CpuGroups(ints(n_rows), ints(n_rows + 1), ints(n_rows), ints(n_rows), counts)
+        place = torch.full((n_layers, n_rows), -1, dtype=torch.int8, device=self.device)
+        made = PlanBuffers(
+            ints(n_layers, n_rows),
+            torch.zeros((n_layers, n_rows), device=self.device),
+            place,
+            new_groups(n_rows, self.device),
+            cpu,
+            counts[0:1],
+            counts[2:3],
+            ints(1),
+        )
+        for expert in self._experts:
+            if expert is not None and expert not in made.hidden:
+                made.hidden[expert] = new_hidden(expert, n_rows, self.device)
+        return made
+
+    def refresh(self) -> None:
+        """Between windows: let the device see the tier as it is now."""
+        if self._version != self.tier.version:
+            table = _table(self.tier.address_LE, self._vram_LE.shape)
+            self._vram_LE.copy_(torch.from_numpy(table))
+            self._version = self.tier.version
+
+    def all_resident(self) -> bool:
+        """Whether no window can have rows for the host."""
+        return all((addresses != 0).all() for addresses in self.tier.address_LE)
+
+    def plan(
+        self, layer: int, n_tokens: int, logits_TE: torch.Tensor, rule: dict[str, object]
+    ) -> None:
+        """Route and give every row its place. One launch."""
+        made, k = self.buffers(n_tokens), self._n_active[layer]
+        n_rows, n_experts = n_tokens * k, logits_TE.shape[1]
+        route_and_plan(
+            logits_TE,
+            made.expert_LR[layer, :n_rows],
+            made.weight_LR[layer, :n_rows],
+            self._vram_LE[layer, :n_experts],
+            self._host_LE[layer, :n_experts],
+            self.rules,
+            made.place_LR[layer, :n_rows],
+            made.gpu,
+            made.cpu,
+            **rule,  # type: ignore[arg-type]
+        )
+
+    def publish(self, layer: int, x_TD: torch.Tensor) -> None:
+        """The payload of the layer's ring. One launch."""
+        made, shake = self.buffers(len(x_TD)), self.handshake
+        n_rows = len(x_TD) * max(self._n_active)
+        publish(x_TD, made.cpu, n_rows, made.any_host, shake.x_address, shake.ints_address)
+
+    def rows(
+        self,
+        layer: int,
+        x_TD: torch.Tensor,
+        x_q: Quantized | None,
+        rows_RD: torch.Tensor,
+    ) -> None:
+        """Rows of the cached experts and of the PCIe share. Two launches."""
+        expert, made = self._experts[layer], self.buffers(len(x_TD))
+        assert expert is not None, f"layer {layer} has no routed experts"
+        hidden = made.hidden[expert]
+        gate_up(expert, made.gpu, x_TD, x_q, hidden)
+        down(expert, made.gpu, hidden, rows_RD, len(x_TD))
+
+    def serve(self, layer: int, n_tokens: int) -> None:
+        """Answer the ring of a layer: rows on time, then the late ones."""
+        shake = self.handshake
+        payload = shake.payload(n_tokens * max(self._n_active))
+        x_TD = shake.x(n_tokens)
+        for late in (False, True):
+            part = payload.part(late)
+            if part.counts[0]:
+                worker = self.workers[HOST[late]]
+                worker.begin(layer, _groups(part), x_TD, shake.out(late))
+                worker.finish(layer)
+            shake.answer(layer, late)
+
+    def note(
+        self, expert_LR: npt.NDArray[np.int32], place_LR: npt.NDArray[np.int8]
+    ) -> None:
+        """What the window that just ended did, as its buffers say."""
+        self._last = (expert_LR, place_LR)
+        self.counters.add(place_LR)
+
+    def of(self, layer: int) -> Plan:
+        """The plan of a layer in the last window."""
+        assert self._last is not None, "no window has run"
+        expert_R, place_R = self._last[0][layer], self._last[1][layer]
+        k = self._n_active[layer]
+        groups = {}
+        for place in np.unique(place_R[place_R >= 0]):
+            row = np.flatnonzero(place_R == place).astype(np.int32)
+            distinct = np.unique(expert_R[row])
+            order = np.concatenate([row[expert_R[row] == e] for e in distinct])
+            sizes = [int((expert_R[row] == e).sum()) for e in distinct]
+            start = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+            groups[Place(int(place))] = Groups(distinct, start, order, order // np.int32(k))
+        return Plan(place_R, groups)
+
+    def drain(self) -> None:
+        """After an error: wait until no worker touches a buffer any more."""
+        for worker in self.workers.values():
+            for layer in range(len(self._n_active)):
+                worker.finish(layer)
+
+
+def _groups(part: Payload) -> Groups:
+    return Groups(part.expert, part.start, part.row, part.token)
+
+
+def _table(
+    address_LE: Sequence[npt.NDArray[np.int64]], shape: torch.Size
+) -> npt.NDArray[np.int64]:
+    table = np.zeros(tuple(shape), np.int64)
+    for layer, addresses in enumerate(address_LE):
+        table[layer, : len(addresses)] = addresses
+    return table

@@ -1,0 +1,297 @@
+"""Runs windows on a device: stages tokens, replays the graph, answers rings, hands out logits.
+
+Has no idea which features are on. The invariant is that of ``window/run.py``: between ``run`` and
+``commit`` the state that later windows see is unchanged. Without a GPU the kernels run in Triton's
+interpreter, step by step, and the host answers inside the ring.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from strata.core.types import Place
+from strata.experts.device_service import DeviceService
+from strata.kernels.gdn.triton import flip
+from strata.kernels.words import WORD_BYTES
+from strata.kernels.words.triton import ring, wait
+from strata.memory.handshake import DEVICE_LIMIT_NS, ERROR, RING, ROWS, ROWS_LATE
+from strata.models.gpu.frame import DeviceState, GpuFrame
+from strata.models.gpu.gdn import GpuGdn
+from strata.models.gpu.network import GpuNetwork
+from strata.window.device_layer import DeviceProgram, Meeting, device_program
+from strata.window.device_record import Launch, graph, stream_trouble
+from strata.window.fuse import fuse
+from strata.window.program import Program, check
+from strata.window.record import eager
+from strata.window.run import MAX_WINDOW_TOKENS
+
+DeviceTransform = Callable[[DeviceProgram, GpuFrame, Meeting], DeviceProgram]
+
+
+@dataclass(frozen=True)
+class DeviceVariant:
+    """One way to run windows. set_rules: puts the plan's scalars where it wants them."""
+
+    name: str = "exact"
+    transforms: tuple[DeviceTransform, ...] = ()
+    set_rules: Callable[[DeviceService], None] | None = None
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Host memory that a window's first and last nodes copy from and to; pinned on a GPU."""
+
+    ids: torch.Tensor
+    pos: torch.Tensor
+    accepted: torch.Tensor
+    logits: torch.Tensor
+    expert_LR: torch.Tensor
+    place_LR: torch.Tensor
+    ngram_rows: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class DeviceWindow:
+    """A window size ready to run. finish: advances the state by frame.n_accepted, 0 < n < T;
+    flip: by all T."""
+
+    frame: GpuFrame
+    program: Program
+    staged: Staged
+    run: Launch
+    finish: Launch
+    flip: Launch
+    host: bool
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a prompt, read through windows; the last n_head logits are wanted."""
+
+    n_tokens: int
+    n_head: int
+
+
+class DeviceRunner:
+    """All window sizes of one engine over one sequence state."""
+
+    def __init__(
+        self,
+        network: GpuNetwork,
+        service: DeviceService,
+        state: DeviceState,
+        variant: DeviceVariant | None = None,
+    ) -> None:
+        self.network, self.service, self.state = network, service, state
+        self.variant = variant or DeviceVariant()
+        self._compiled = network.device.type == "cuda"
+        self._windows: dict[tuple[str, int, bool], DeviceWindow] = {}
+        self._pending: DeviceWindow | None = None
+        self._chunk: tuple[int, int] | None = None
+        self._one = torch.ones(1, dtype=torch.int32, device=network.device)
+
+    def window(self, n_tokens: int) -> DeviceWindow:
+        """The program for windows of n_tokens (1..8), made at first use and kept."""
+        if not 1 <= n_tokens <= MAX_WINDOW_TOKENS:
+            raise ValueError(f"a window has 1..{MAX_WINDOW_TOKENS} tokens, not {n_tokens}")
+        host = self.network.n_active > 0 and not self.service.all_resident()
+        key = (self.variant.name, n_tokens, host)
+        if key not in self._windows:
+            self._windows[key] = self._record(n_tokens, host)
+        return self._windows[key]
+
+    def chunk(self, n_tokens: int, n_head: int) -> Chunk:
+        """A piece of a prompt."""
+        return Chunk(n_tokens, n_head)
+
+    def run(self, recorded: DeviceWindow | Chunk, tokens: Sequence[int]) -> torch.Tensor:
+        """Logits f32 [n_head, V] on the host. A window's state is not advanced yet; a chunk's is.
+
+        ContextLengthError first.
+        """
+        self.state.require_room(len(tokens))
+        if isinstance(recorded, Chunk):
+            return self._run_chunk(recorded, tokens)
+        self._pending = self._chunk = None
+        self._run_window(recorded, tokens)
+        self._pending = recorded
+        return recorded.staged.logits
+
+    def commit(self, n: int) -> None:
+        """Keep the first n tokens (0..T) of the window just run."""
+        if self._chunk is not None:
+            (size, _), self._chunk = self._chunk, None
+            if n != size:
+                raise ValueError(f"commit({n}) of a chunk of {size} tokens, which is kept whole")
+            return
+        recorded = self._pending
+        if recorded is None:
+            raise ValueError("commit without a window that ran")
+        if not 0 <= n <= recorded.frame.T:
+            raise ValueError(f"commit({n}) of a window of {recorded.frame.T} tokens")
+        self._pending = None
+        if n:
+            recorded.staged.accepted.fill_(n)
+            (recorded.flip if n == recorded.frame.T else recorded.finish)()
+            self.state.flip_all()
+        self.state.tokens.extend(recorded.frame.tokens[:n])
+
+    def _run_chunk(self, chunk: Chunk, tokens: Sequence[int]) -> torch.Tensor:
+        self._pending = None
+        first_wanted = chunk.n_tokens - chunk.n_head
+        rows: list[torch.Tensor] = []
+        for start in range(0, len(tokens), MAX_WINDOW_TOKENS):
+            piece = tokens[start : start + MAX_WINDOW_TOKENS]
+            recorded = self.window(len(piece))
+            self._run_window(recorded, piece)
+            if start + len(piece) > first_wanted:
+                rows.append(recorded.staged.logits[max(0, first_wanted - start) :].clone())
+            self._pending, self._chunk = recorded, None
+            self.commit(len(piece))
+        self._chunk = (chunk.n_tokens, chunk.n_head)
+        return torch.cat(rows) if rows else torch.empty(0, self.network.spec.n_vocab)
+
+    def _run_window(self, recorded: DeviceWindow, tokens: Sequence[int]) -> None:
+        staged, frame = recorded.staged, recorded.frame
+        frame.start, frame.tokens = self.state.length, tuple(tokens)
+        staged.ids.copy_(torch.tensor(frame.tokens))
+        torch.arange(frame.start, frame.start + frame.T, dtype=torch.int32, out=staged.pos)
+        for rows in self.network.ngram_rows.values():
+            assert staged.ngram_rows is not None
+            staged.ngram_rows.copy_(rows(self.state.tokens, frame.tokens))
+        self.service.refresh()
+        self._launch(recorded)
+        if self.network.n_active:
+            self.service.note(staged.expert_LR.numpy().copy(), staged.place_LR.numpy().copy())
+
+    def _launch(self, recorded: DeviceWindow) -> None:
+        """The window, and every ring until the last."""
+        shake, done = self.service.handshake, self.network.spec.n_layers + 1
+        if not self._compiled:
+            shake.start()
+            recorded.run()
+            return
+        torch.cuda.current_stream().synchronize()
+        shake.start()
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            recorded.run()
+            last = 0
+            while recorded.host and last < done:
+                last = shake.next_ring(last, stream_trouble)
+                if last < done:
+                    self.service.serve(last - 1, recorded.frame.T)
+            torch.cuda.current_stream().synchronize()
+        except BaseException:
+            shake.release()
+            self.service.drain()
+            raise
+        finally:
+            if was_on:
+                gc.enable()
+        shake.require_no_timeout()
+
+    def _meeting(self, n_tokens: int) -> Meeting:
+        service = self.service
+        if not self._compiled:
+            return Meeting(lambda layer: service.serve(layer, n_tokens), lambda layer, place: None)
+        made, shake = service.buffers(n_tokens), service.handshake
+        word = {w: shake.word_address(w) for w in (RING, ROWS, ROWS_LATE, ERROR)}
+
+        def wait_for(layer: int, place: Place) -> None:
+            late = place is Place.CPU_LATE
+            count = made.late if late else made.on_time
+            which = word[ROWS_LATE if late else ROWS]
+            wait(which, layer + 1, DEVICE_LIMIT_NS, word[ERROR], count)
+
+        return Meeting(lambda layer: ring(word[RING], layer + 1, made.any_host), wait_for)
+
+    def _record(self, n_tokens: int, host: bool) -> DeviceWindow:
+        network, service = self.network, self.service
+        frame = network.new_frame(n_tokens, self.state)
+        staged = self._staged(frame)
+        meeting = self._meeting(n_tokens)
+        built = device_program(network, frame, service, meeting, host)
+        for transform in self.variant.transforms if host else ():
+            built = transform(built, frame, meeting)
+        check(built.program)
+        program = fuse(built.program, built.fusions)
+        check(program)
+        steps = eager(program)
+
+        def run() -> None:
+            self._copy_in(frame, staged)
+            steps()
+            self._copy_out(frame, staged, host)
+
+        def finish() -> None:
+            frame.n_accepted.copy_(staged.accepted, non_blocking=True)
+            for mixer in network.mixers:
+                if isinstance(mixer, GpuGdn):
+                    mixer.replay(frame)
+            flip(frame.n_accepted, self.state.which)
+
+        def flip_only() -> None:
+            flip(frame.n_tokens, self.state.which)
+
+        launches: tuple[Launch, ...] = (run, finish, flip_only)
+        if self._compiled:
+            launches = self._graphs(launches)
+        return DeviceWindow(frame, program, staged, *launches, host)
+
+    def _graphs(self, launches: Sequence[Launch]) -> tuple[Launch, ...]:
+        """Graphs of the launches, after a rehearsal whose waits are open and whose results go
+        nowhere: what it writes lies behind the committed length, and two flips are none."""
+        run, finish, flip_only = launches
+        self.service.refresh()
+        self.service.handshake.start()
+        self.service.handshake.release()
+        run()
+        finish()
+        flip_only()
+        flip_only()
+        torch.cuda.synchronize()
+        return tuple(graph(launch) for launch in launches)
+
+    def _staged(self, frame: GpuFrame) -> Staged:
+        network, made = self.network, None
+        if network.n_active:
+            made = self.service.buffers(frame.T)
+
+        def host(like: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(like.shape, dtype=like.dtype, pin_memory=self._compiled)
+
+        none = torch.zeros((0, 0))
+        return Staged(
+            host(frame["ids"]),
+            host(frame.pos_T),
+            host(frame.n_accepted),
+            host(frame["logits"]),
+            host(made.expert_LR if made else none),
+            host(made.place_LR if made else none),
+            host(frame["ngram_rows"]) if network.ngrams else None,
+        )
+
+    def _copy_in(self, frame: GpuFrame, staged: Staged) -> None:
+        frame["ids"].copy_(staged.ids, non_blocking=True)
+        frame.pos_T.copy_(staged.pos, non_blocking=True)
+        if staged.ngram_rows is not None:
+            frame["ngram_rows"].copy_(staged.ngram_rows, non_blocking=True)
+
+    def _copy_out(self, frame: GpuFrame, staged: Staged, host: bool) -> None:
+        staged.logits.copy_(frame["logits"], non_blocking=True)
+        if self.network.n_active:
+            made = self.service.buffers(frame.T)
+            staged.expert_LR.copy_(made.expert_LR, non_blocking=True)
+            staged.place_LR.copy_(made.place_LR, non_blocking=True)
+        if self._compiled and host:
+            done = self.network.spec.n_layers + 1
+            ring(self.service.handshake.word_address(RING), done, self._one)
+
+
+assert WORD_BYTES == 64
