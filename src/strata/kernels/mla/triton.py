@@ -44,6 +44,46 @@ def _rotated_part(
 
 
 @triton.jit
+def _append_row(
+    x, norm, p, entry, eps, turns, factor, C: tl.constexpr, R: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr, N: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """One token's projected row x into the cache's entry."""
+    i = tl.arange(0, BLOCK_C)
+    latent = tl.load(x + i, mask=i < C, other=0.0)
+    y = latent * inverse_rms(latent, C, eps) * tl.load(norm + i, mask=i < C, other=0.0)
+    tl.store(entry + i, y.to(entry.dtype.element_ty), mask=i < C)
+    rope = _rotated_part(x + C, p, turns, factor, R, BLOCK_R, N, PAIRS)
+    i_r = tl.arange(0, BLOCK_R)
+    tl.store(entry + C + i_r, rope.to(entry.dtype.element_ty), mask=i_r < R)
+
+
+@triton.jit
+def _absorb(
+    q, k_b, scale, pos, out, turns, factor, h, c0,
+    M: tl.constexpr, TILES: tl.constexpr, T: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
+    R: tl.constexpr, P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr,
+    COLS: tl.constexpr, N: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Columns c0 and up of head h's queries; with the first ones also the rotated part."""
+    i = tl.arange(0, BLOCK_P)
+    i_r = tl.arange(0, BLOCK_R)
+    w_PC = matrix_values(M, TILES, k_b, h * P + i, c0, COLS)
+    w_PC = tl.where(i[:, None] < P, w_PC, 0.0)
+    c = c0 + tl.arange(0, COLS)
+    for t in tl.static_range(T):
+        head = t * H + h
+        at = q + head * (P + R)
+        x = tl.load(at + i, mask=i < P, other=0.0)
+        y = tl.sum(w_PC * x[:, None], axis=0) * scale
+        tl.store(out + head * (C + R) + c, y, mask=c < C)
+        if c0 == 0:
+            p = tl.load(pos + t)
+            rope = _rotated_part(at + P, p, turns, factor, R, BLOCK_R, N, PAIRS)
+            tl.store(out + head * (C + R) + C + i_r, rope, mask=i_r < R)
+
+
+@triton.jit
 def append_kernel(
     row, norm, q, k_b, scale, pos, cache, out, eps, turns, factor, ROW_STRIDE, CACHE_STRIDE,
     M: tl.constexpr, TILES: tl.constexpr, T: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
@@ -53,33 +93,20 @@ def append_kernel(
     """Programs below T: the row of a token. The others: COLS columns of the queries of one head."""
     CHUNKS: tl.constexpr = (C + COLS - 1) // COLS
     pid = tl.program_id(0)
-    i_r = tl.arange(0, BLOCK_R)
     if pid < T:
         p = tl.load(pos + pid)
-        i = tl.arange(0, BLOCK_C)
-        x = tl.load(row + pid * ROW_STRIDE + i, mask=i < C, other=0.0)
-        y = x * inverse_rms(x, C, eps) * tl.load(norm + i, mask=i < C, other=0.0)
         entry = cache + p.to(tl.int64) * CACHE_STRIDE
-        tl.store(entry + i, y.to(cache.dtype.element_ty), mask=i < C)
-        y = _rotated_part(row + pid * ROW_STRIDE + C, p, turns, factor, R, BLOCK_R, N, PAIRS)
-        tl.store(entry + C + i_r, y.to(cache.dtype.element_ty), mask=i_r < R)
+        _append_row(
+            row + pid * ROW_STRIDE, norm, p, entry, eps, turns, factor, C, R, BLOCK_C, BLOCK_R, N,
+            PAIRS,
+        )  # fmt: skip
     else:
         h = (pid - T) // CHUNKS
         c0 = (pid - T) % CHUNKS * COLS
-        i = tl.arange(0, BLOCK_P)
-        w_PC = matrix_values(M, TILES, k_b, h * P + i, c0, COLS)
-        w_PC = tl.where(i[:, None] < P, w_PC, 0.0)
-        c = c0 + tl.arange(0, COLS)
-        for t in tl.static_range(T):
-            head = t * H + h
-            at = q + head * (P + R)
-            x = tl.load(at + i, mask=i < P, other=0.0)
-            y = tl.sum(w_PC * x[:, None], axis=0) * scale
-            tl.store(out + head * (C + R) + c, y, mask=c < C)
-            if c0 == 0:
-                p = tl.load(pos + t)
-                y = _rotated_part(at + P, p, turns, factor, R, BLOCK_R, N, PAIRS)
-                tl.store(out + head * (C + R) + C + i_r, y, mask=i_r < R)
+        _absorb(
+            q, k_b, scale, pos, out, turns, factor, h, c0, M, TILES, T, H, C, R, P, BLOCK_R,
+            BLOCK_P, COLS, N, PAIRS,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -150,6 +177,21 @@ def _run_weights(top_in, sum_in, head, SPLITS: tl.constexpr, BLOCK_S: tl.constex
 
 
 @triton.jit
+def _store_values(
+    y, h, v, out, q_row, meta_row, H: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+):  # fmt: skip
+    """Dims v [ROWS] of head h of one token, as floats and as int8."""
+    tl.store(out + v, y, mask=v < V)
+    if QUANTIZE:
+        N: tl.constexpr = ROWS // 32
+        BLOCKS: tl.constexpr = V // 32
+        block = tl.program_id(1) * N + tl.arange(0, N)
+        values = tl.reshape(y, (N, 32))
+        store_blocks(values, h * BLOCKS + block, block < BLOCKS, q_row, meta_row, H * BLOCKS, N)
+
+
+@triton.jit
 def value_kernel(
     top_in, sum_in, part, v_b, scale, out, q, meta,
     M: tl.constexpr, TILES: tl.constexpr, T: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
@@ -177,16 +219,10 @@ def value_kernel(
             new = new + (acc[t] + tl.sum(w_VC * mixed[None, :], axis=1),)
         acc = new
     for t in tl.static_range(T):
-        y = acc[t] * scale
-        tl.store(out + (t * H + h) * V + v, y, mask=v < V)
-        if QUANTIZE:
-            n: tl.constexpr = ROWS // 32
-            blocks: tl.constexpr = V // 32
-            block = tl.program_id(1) * n + tl.arange(0, n)
-            store_blocks(
-                tl.reshape(y, (n, 32)), h * blocks + block, block < blocks,
-                q + t * SLOTS * 32, meta + t * SLOTS * 2, H * blocks, n,
-            )  # fmt: skip
+        _store_values(
+            acc[t] * scale, h, v, out + (t * H + h) * V, q + t * SLOTS * 32, meta + t * SLOTS * 2,
+            H, V, ROWS, QUANTIZE,
+        )  # fmt: skip
 
 
 def append(
