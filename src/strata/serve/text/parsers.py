@@ -6,11 +6,12 @@ clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from strata.serve.text.answer import ReadingParser
-from strata.serve.text.calls import READERS, CallReader, DeepSeekCalls
+from strata.serve.text.calls import CallReader, DeepSeekCalls, JsonCalls
+from strata.serve.text.calls_pairs import GlmCalls, QwenCalls
 from strata.serve.text.deltas import AnswerParser
 from strata.serve.text.harmony import HarmonyParser
 from strata.serve.text.source import Reading, Tags
@@ -19,6 +20,12 @@ from strata.serve.text.specs import ToolSpec
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 HARMONY_END = "<|channel|>final<|message|>"
 CallFormat = Literal["json", "qwen", "glm", "deepseek", "harmony"]
+READERS: Mapping[str, type[CallReader]] = {
+    "json": JsonCalls,
+    "qwen": QwenCalls,
+    "glm": GlmCalls,
+    "deepseek": DeepSeekCalls,
+}
 _KEPT = (
     THINK_OPEN, THINK_CLOSE, "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>",
     "<arg_value>", "</arg_value>", *DeepSeekCalls.words,
