@@ -108,7 +108,7 @@ def assemble_device(ready: Ready, progress: Progress | None, device: torch.devic
     tier, variants = made.runner.service.tier, WindowVariants(PLAIN, {}, ())
 
     def on_close() -> None:
-        made.pool.close()
+        made.close()
         plan.checkpoint.close()
 
     return Engine(
@@ -142,7 +142,9 @@ def _place_experts(
     large = store_bytes(plan.shapes) >= MEASURE_FROM_BYTES
     with ExitStack() as stack:
         cost = None
-        if measure and large and reads_tiles and settings.expert_layout == "auto":
+        # a GPU reads tiles, so what the CPU alone prefers does not count
+        on_cpu = settings.device == "cpu"
+        if measure and large and reads_tiles and settings.expert_layout == "auto" and on_cpu:
             pool = CpuPool(workers=settings.workers, isa=settings.cpu_isa)
             stack.callback(pool.close)
             cost = MeasuredCost(pool, read_speed(settings.workers))

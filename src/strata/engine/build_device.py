@@ -7,8 +7,9 @@ on where windows run lies in ``engine/assembly.py``.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,15 @@ from strata.experts.store import ExpertStore, Progress, stride_of
 from strata.kernels.embed.native import lookup
 from strata.memory.budget import GIB
 from strata.memory.handshake import Area, Handshake, PlainArea, area_bytes
-from strata.memory.mapped import CudaDriver, Driver, MappedArea, address_table, lock_pages
+from strata.memory.mapped import (
+    CudaDriver,
+    Driver,
+    Locked,
+    MappedArea,
+    address_table,
+    lock_pages,
+    unlock_pages,
+)
 from strata.models.gpu.frame import DeviceState
 from strata.models.gpu.network import GpuNetwork, NgramRows, build_gpu_network
 from strata.models.gpu.roles import to_device
@@ -48,6 +57,13 @@ class DeviceEngine:
     runner: DeviceRunner
     pool: CpuPool
     lines: list[str]
+    on_close: tuple[Callable[[], None], ...]
+
+    def close(self) -> None:
+        """Stop the workers, and undo what the driver was told of our memory."""
+        self.pool.close()
+        for undo in self.on_close:
+            undo()
 
 
 def assemble(
@@ -77,7 +93,7 @@ def assemble(
     n_slots = _slots(plan, settings, store, device)
     tier = fast_tier_of(plan, settings, store, n_slots, device)
     shake = _handshake(network, driver)
-    reach, reach_line = _reach(settings, store, driver, compiled)
+    reach, locked, reach_line = _reach(settings, store, driver)
     n_active = [
         layer.ffn.n_active if isinstance(layer.ffn, MoeSpec) else 0 for layer in plan.spec.layers
     ]
@@ -92,7 +108,8 @@ def assemble(
         f"({tier.n_bytes / GIB:.2f} GiB), state {state.n_bytes / GIB:.2f} GiB",
         reach_line,
     ]
-    return DeviceEngine(runner, pool, [line for line in lines if line])
+    undo = [partial(unlock_pages, driver, one) for one in locked if driver is not None]
+    return DeviceEngine(runner, pool, [x for x in lines if x], (shake.close, *undo))
 
 
 def _ngram_rows(plan: CheckpointPlan, roles: object) -> dict[int, NgramRows]:
@@ -185,28 +202,31 @@ def _handshake(network: GpuNetwork, driver: Driver | None) -> Handshake:
 
 
 def _reach(
-    settings: Settings, store: ExpertStore, driver: Driver | None, compiled: bool
-) -> tuple[list[npt.NDArray[np.int64]] | None, str]:
+    settings: Settings, store: ExpertStore, driver: Driver | None
+) -> tuple[list[npt.NDArray[np.int64]] | None, list[Locked], str]:
     """Addresses at which the device reads experts in RAM, and what was page-locked."""
     if settings.pcie_frac <= 0 or settings.experts_on_disk:
-        return None, ""
+        return None, [], ""
     tables: list[npt.NDArray[np.int64]] = []
-    locked_bytes, why = 0, None
+    done: list[Locked] = []
+    why: str | None = None
     for layer in store.layers:
         if layer is None:
             tables.append(np.zeros(0, np.int64))
             continue
         starts = layer.addresses()
-        if driver is None or not compiled:
+        if driver is None:
             tables.append(starts)
             continue
         locked = lock_pages(driver, int(starts[0]), layer.n_bytes) if why is None else None
         if locked is None:
             tables.append(np.zeros_like(starts))
             continue
-        locked_bytes, why = locked_bytes + locked.n_bytes, locked.why_not_more
+        done.append(locked)
+        why = locked.why_not_more
         size = layer.shape.blob_bytes
         table = address_table(driver, locked, int(starts[0]), starts.tolist(), size)
         tables.append(np.array(table, np.int64))
-    line = f"page-locked for the GPU: {locked_bytes / GIB:.2f} of {store.n_bytes / GIB:.2f} GiB"
-    return tables, line + (f" ({why})" if why else "")
+    n_bytes = sum(one.n_bytes for one in done)
+    line = f"page-locked for the GPU: {n_bytes / GIB:.2f} of {store.n_bytes / GIB:.2f} GiB"
+    return tables, done, line + (f" ({why})" if why else "")

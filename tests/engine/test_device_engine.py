@@ -1,0 +1,134 @@
+"""Windows on a GPU, end to end; in CI one small window through Triton's interpreter.
+
+Expectations: the CPU engine's logits on the same file (itself checked against transformers) within
+1e-3 of the largest; bits of logits compared with the same engine under another window size, cache,
+PCIe share or run (the promise of docs/decisions/001).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import strata
+from strata.core.settings import Settings
+from strata.core.settings_load import Effective
+from strata.core.settings_resolve import Machine
+from strata.engine import build as builder
+from strata.engine.engine import Engine
+from strata.native import available_isas
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+KEYS = [
+    ("qwen4_exp", "bf16"),
+    ("qwen4_exp", "q8_0"),
+    ("qwen3_moe", "bf16"),
+    ("qwen3_next", "bf16"),
+    ("qwen3_5_moe", "bf16"),
+    ("gpt_oss", "bf16"),
+    ("gpt_oss", "mxfp4"),
+    ("glm4_moe", "bf16"),
+    ("qwen2_moe", "bf16"),
+    ("llama", "bf16"),
+    ("qwen2", "bf16"),
+]
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+gpu = pytest.mark.gpu
+needs_gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="no CUDA GPU")
+
+
+def on_device(path: Path, device: str, **given: object) -> Engine:
+    """The engine over a device's window; "cpu" runs its kernels in the interpreter."""
+    asked = {"device": "cuda", "context": 128, "kv": "f32", "workers": 2} | given
+    sources = {f.name: "default" for f in dataclasses.fields(Settings)} | dict.fromkeys(asked, "")
+    effective = Effective(dataclasses.replace(Settings(), **asked), sources)  # type: ignore[arg-type]
+    machine = Machine("a GPU", "a GPU", 2, available_isas())
+    ready = builder.prepare(path, effective, machine=machine)
+    return builder.assemble_device(ready, None, torch.device(device))
+
+
+def tokens_of(family: str, n: int) -> list[int]:
+    ids = np.load(FIXTURES / family / "bf16.npz")["input_ids"].reshape(-1)
+    return [int(i) for i in ids[:n]]
+
+
+def on_cpu(family: str, stem: str, tokens: list[int]) -> np.ndarray:
+    with strata.load(FIXTURES / family / f"{stem}.gguf", device="cpu", context=128) as model:
+        return model.logits(tokens, through="windows", window=2)
+
+
+def near(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    return bool(np.abs(ours - theirs).max() <= 1e-3 * np.abs(theirs).max())
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+@pytest.mark.parametrize("cache", [0, 5])
+def test_a_window_through_the_interpreter_equals_the_cpu_engine(cache: int) -> None:
+    tokens = tokens_of("qwen3_moe", 2)
+    engine = on_device(FIXTURES / "qwen3_moe" / "bf16.gguf", "cpu", expert_cache=cache)
+    ours = engine.logits(tokens, through="windows", window=2)
+    engine.close()
+    assert near(ours, on_cpu("qwen3_moe", "bf16", tokens))
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("family, stem", KEYS)
+def test_logits_equal_the_cpu_engine(family: str, stem: str) -> None:
+    tokens = tokens_of(family, 40)
+    engine = on_device(FIXTURES / family / f"{stem}.gguf", "cuda", expert_cache=0)
+    ours = engine.logits(tokens, through="windows", window=4)
+    engine.close()
+    assert near(ours, on_cpu(family, stem, tokens))
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize(
+    "family, stem",
+    [("qwen4_exp", "bf16"), ("qwen4_exp", "q8_0"), ("qwen3_next", "bf16"), ("gpt_oss", "mxfp4")],
+)
+def test_placement_and_window_change_no_bit(family: str, stem: str) -> None:
+    path, tokens = FIXTURES / family / f"{stem}.gguf", tokens_of(family, 24)
+    found = []
+    n_pairs = -1
+    for cache, share in ((0, 0.0), (7, 0.3), (-2, 0.0), (0, 1.0), (-1, 0.0)):
+        if cache == -2:
+            cache = n_pairs // 4
+        engine = on_device(path, "cuda", expert_cache=cache, pcie_frac=share)
+        n_pairs = sum(len(a) for a in engine.service.tier.address_LE)
+        assert len(engine.service.tier.resident()) == (n_pairs if cache == -1 else cache)
+        for window in (1, 2, 4, 6):
+            found.append(engine.logits(tokens, through="windows", window=window))
+        found.append(engine.logits(tokens, through="prompt"))
+        found.append(engine.logits(tokens, through="windows", window=2))
+        engine.close()
+    assert all(np.array_equal(found[0], other) for other in found)
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("family", ["qwen4_exp", "qwen3_next", "qwen3_moe"])
+def test_rejected_tokens_leave_nothing(family: str) -> None:
+    tokens = tokens_of(family, 40)
+    engine = on_device(FIXTURES / family / "bf16.gguf", "cuda", expert_cache=3)
+    straight = engine.logits(tokens, through="windows", window=1)
+    rng = np.random.default_rng(3)
+    engine.reset()
+    out = []
+    while engine.length < len(tokens):
+        size = int(rng.integers(1, 9))
+        keep = min(int(rng.integers(0, size + 1)), len(tokens) - engine.length)
+        window = tokens[engine.length : engine.length + keep]
+        window += [int(t) for t in rng.integers(8, 64, size - keep)]
+        out.append(engine.run_window(window)[:keep])
+        engine.commit(keep)
+    engine.close()
+    assert np.array_equal(np.concatenate(out), straight)
