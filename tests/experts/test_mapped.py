@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,9 @@ from strata.core.errors import UnsupportedError
 from strata.experts import mapped
 from strata.experts.fast_tier import FastTier
 from strata.experts.loader import load_experts
-from strata.experts.mapped import RECENT, MappedLayer, map_experts, mapped_bytes
+from strata.experts.mapped import RECENT, MappedLayer, ReadAhead, map_experts, mapped_bytes
 from strata.experts.store import store_bytes
-from strata.formats.paging import will_need
+from strata.formats.paging import page_in_memory, pages_in_memory, will_need
 from strata.formats.weight_types import TYPES
 from strata.kernels.expert_rows import expert_rows_contract
 from strata.kernels.linear import linear_contract
@@ -82,23 +83,63 @@ def test_the_fast_tier_takes_copies(source):
         assert torch.equal(tier.slot_tensor(pair)[: len(blob)], blob)
 
 
+def places(source, experts):
+    """(address, bytes) of the experts' matrices, all gates first."""
+    rows = [source.rows(0, e, proj) for proj in ("gate", "up", "down") for e in experts]
+    return [(r.ctypes.data, r.nbytes) for r in rows]
+
+
 def test_experts_are_read_ahead_once_in_a_while(source, monkeypatch):
-    """Three matrices each; not again within RECENT calls of the layer."""
+    """Three matrices each, in the order in which they are read; not again within RECENT calls of
+    the layer."""
     asked = []
-    monkeypatch.setattr(mapped, "will_need", asked.append)
+    monkeypatch.setattr(mapped, "will_need_at", lambda *place: asked.append(place))
     group = MappedLayer(*source.shapes()[0], source, 0)
     group.will_need(np.array([1, 4], np.int32))
-    assert [a.ctypes.data for a in asked] == [
-        source.rows(0, expert, proj).ctypes.data
-        for expert in (1, 4)
-        for proj in ("gate", "up", "down")
-    ]
+    assert asked == places(source, (1, 4))
     asked.clear()
     for _ in range(RECENT):
         group.will_need(np.array([4], np.int32))
     assert not asked
     group.will_need(np.array([1, 4], np.int32))
-    assert len(asked) == 3  # expert 1 was asked for too long ago
+    assert asked == places(source, (1,))  # expert 1 was asked for too long ago
+
+
+@pytest.mark.parametrize("tells", [True, None])
+def test_what_is_in_memory_is_not_asked_for(monkeypatch, tells):
+    """Once the system has called a page missing it is believed; where it says that all is there,
+    or nothing at all, everything is asked for."""
+    asked, there = [], {}
+    monkeypatch.setattr(mapped, "will_need_at", lambda *place: asked.append(place))
+    monkeypatch.setattr(mapped, "page_in_memory", lambda at: there.get(at, tells))
+    read_ahead = ReadAhead()
+    read_ahead([(0, 10), (100, 10)])
+    assert asked == [(0, 10), (100, 10)]
+    there[109] = False  # the last byte of the second
+    read_ahead([(0, 10), (100, 10), (200, 10)])
+    assert asked[2:4] == [(0, 10), (100, 10)]
+    asked.clear()
+    read_ahead([(0, 10), (100, 10), (200, 10)])
+    assert asked == ([(100, 10)] if tells else [(0, 10), (100, 10), (200, 10)])
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="pages are counted on Linux")
+def test_pages_of_a_file_are_counted(tmp_path):
+    """Just written: all there. Expectation after dropping: what the system said one by one."""
+    page = mmap.PAGESIZE
+    path = tmp_path / "x"
+    path.write_bytes(bytes(64 * page))
+    view = np.memmap(path, np.uint8, "r")
+    assert pages_in_memory(view) == (64, 64)
+    assert pages_in_memory(view[page - 1 : page + 1]) == (2, 2)
+    assert pages_in_memory(view[:0]) == (0, 0)
+    with open(path, "rb") as stream:
+        os.fsync(stream.fileno())
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    one_by_one = [page_in_memory(view.ctypes.data + i * page + 5) for i in range(64)]
+    assert pages_in_memory(view) == (sum(one_by_one), 64)
+    assert int(view[40 * page]) == 0
+    assert page_in_memory(view.ctypes.data + 40 * page) is True
 
 
 def test_hints_about_any_memory_do_no_harm(tmp_path):

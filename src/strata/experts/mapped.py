@@ -6,7 +6,7 @@ matrix that is re-coded while loading cannot stay there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,34 @@ import torch
 from strata.core.errors import UnsupportedError
 from strata.experts.loader import fill_blob, fill_extras
 from strata.experts.store import ExpertStore, Layer
-from strata.formats.paging import will_need
+from strata.formats.paging import page_in_memory, will_need_at
 from strata.kernels.expert_rows import ExpertShape
 from strata.models.expert_source import PROJS, ExpertSource, Proj
 
 RECENT = 64
 """An expert asked for within its layer's last that many calls is taken to be in memory still."""
+
+
+class ReadAhead:
+    """Has matrices read in the background, but for those that are in memory.
+
+    Asking for what is there costs the system a look at every page (0.6 ms for 10 experts of 2 MB),
+    so one page of each is looked at first. That look is believed once it has found a page missing:
+    of a file that is not ours to write the system says that all of it is in memory.
+    """
+
+    def __init__(self) -> None:
+        self._told_truth = False
+
+    def __call__(self, matrices: Iterable[tuple[int, int]]) -> None:
+        """Ask for these (address, bytes), in the order given."""
+        for address, n_bytes in matrices:
+            # files are read front to back: the last page stands for all
+            there = page_in_memory(address + n_bytes - 1)
+            if there is False:
+                self._told_truth = True
+            if not there or not self._told_truth:
+                will_need_at(address, n_bytes)
 
 
 class MappedLayer:
@@ -30,11 +52,18 @@ class MappedLayer:
     """
 
     def __init__(
-        self, shape: ExpertShape, n_experts: int, source: ExpertSource, layer: int
+        self,
+        shape: ExpertShape,
+        n_experts: int,
+        source: ExpertSource,
+        layer: int,
+        read_ahead: ReadAhead | None = None,
     ) -> None:
         self.shape, self.n_experts = shape, n_experts
+        self._read_ahead = read_ahead or ReadAhead()
         self._source, self._layer = source, layer
         self._rows = [[self._view(e, p) for p in PROJS] for e in range(n_experts)]
+        self._places = [[(m.ctypes.data, m.nbytes) for m in rows] for rows in self._rows]
         self._extras_start = _extras_start(shape)
         size = shape.blob_bytes - self._extras_start
         self._extras = np.zeros((n_experts, size), np.uint8)
@@ -83,11 +112,13 @@ class MappedLayer:
         return torch.from_numpy(blob)
 
     def will_need(self, expert_G: npt.NDArray[np.int32]) -> None:
-        """Have the system read these experts ahead, but for those asked for a short while ago."""
+        """Have the system read these experts ahead, but for those asked for a short while ago.
+
+        In the order in which the pool will read them: all gates, all ups, all downs.
+        """
         self._calls += 1
-        for expert in expert_G[self._calls - self._asked_E[expert_G] > RECENT].tolist():
-            for rows in self._rows[expert]:
-                will_need(rows)
+        wanted = expert_G[self._calls - self._asked_E[expert_G] > RECENT].tolist()
+        self._read_ahead(self._places[expert][i] for i in range(len(PROJS)) for expert in wanted)
         self._asked_E[expert_G] = self._calls
 
 
@@ -95,8 +126,9 @@ def map_experts(
     shapes: Sequence[tuple[ExpertShape, int] | None], source: ExpertSource
 ) -> ExpertStore:
     """All experts as they lie in the checkpoint's files. UnsupportedError where they cannot."""
+    read_ahead = ReadAhead()
     layers: list[Layer | None] = [
-        None if entry is None else MappedLayer(*entry, source, index)
+        None if entry is None else MappedLayer(*entry, source, index, read_ahead)
         for index, entry in enumerate(shapes)
     ]
     return ExpertStore(layers)
