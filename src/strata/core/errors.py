@@ -13,7 +13,8 @@ StrataError
 └── EngineError             the engine's own trouble; state is void, the process lives
     ├── NumericsError       NaN or infinity where a number was due
     ├── StallError          somebody did not answer in bounded time
-    └── ProgramError        a window program breaks one of its rules (check())
+    ├── ProgramError        a window program breaks one of its rules (check())
+    └── RequestCancelled    the one who asked has left; no fault of anybody
 """
 
 from __future__ import annotations
@@ -73,3 +74,7 @@ class StallError(EngineError):
 
 class ProgramError(EngineError):
     """A window program breaks one of its rules; the message names the step and the rule."""
+
+
+class RequestCancelled(EngineError):
+    """The one who asked does not want the answer any more; raised to get out of a long step."""

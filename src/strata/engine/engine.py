@@ -22,7 +22,7 @@ from strata.engine.prefill import ReadProgress, read_prompt
 from strata.experts.service import ExpertService
 from strata.formats.tokenizer import Tokenizer
 from strata.memory.budget import MemoryPlan
-from strata.memory.state import SequenceState, Snapshot
+from strata.memory.state import Image, SequenceState, Snapshot
 from strata.models.spec import ModelSpec
 from strata.window.run import MAX_WINDOW_TOKENS, WindowRunner
 
@@ -132,6 +132,12 @@ class Engine:
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot."""
         self.state.restore(snapshot)
+        self._void = False
+
+    def adopt(self, image: Image) -> None:
+        """Continue the sequence of an image instead of the one here."""
+        self._require_open()
+        self.state.adopt(image)
         self._void = False
 
     def logits(

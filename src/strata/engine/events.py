@@ -71,13 +71,17 @@ class Reuse:
     prompt_tokens: int
     reused_tokens: int
     first_difference: int | None = None
-    """Position where prompt and kept state part, when that made the state useless."""
+    """Position where prompt and kept text part, when they do before either ends."""
+    inexact_tokens: int = 0
+    """Of the reused ones, those written by a mode that changes the output."""
 
     def line(self) -> str:
         """Printable."""
         text = f"prompt: {self.prompt_tokens} tokens, {self.reused_tokens} reused"
         if self.first_difference is not None:
             text += f" (differs from the kept state at position {self.first_difference})"
+        if self.inexact_tokens:
+            text += f" ({self.inexact_tokens} of them in a state that changes the output)"
         return text
 
 

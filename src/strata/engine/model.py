@@ -17,14 +17,16 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from strata.core.errors import InputError
-from strata.core.settings import Settings
+from strata.core.errors import InputError, SettingError
+from strata.core.settings import SETTINGS, Settings
 from strata.core.settings_load import AUTO, Effective, load_settings
 from strata.engine.build import build
+from strata.engine.conversations import Conversations
 from strata.engine.draft import build_drafter
 from strata.engine.engine import Engine
 from strata.engine.logpos import LogposWriter, extra_token
 from strata.engine.machine import probe
+from strata.engine.remember import conversations
 from strata.engine.session import Answer, Session, TextDecoder
 from strata.formats.detokenize import StreamDecoder
 from strata.formats.tokenizer import Tokenizer
@@ -52,6 +54,9 @@ def load(
     settings, FormatError or UnsupportedError for the file, DoesNotFitError before anything is
     allocated.
     """
+    for name in settings:
+        if name in SETTINGS and SETTINGS[name].scope == "serve":
+            raise SettingError(f"{name} is a setting of strata serve; it has no effect here")
     given = {"device": device, "dtype": dtype, **settings}
     return load_effective(path, _where_it_can(load_settings(given, config=config)), progress)
 
@@ -74,7 +79,7 @@ def load_effective(
     """Load with settings gathered before (the command line's way)."""
     engine = build(path, asked, progress)
     try:
-        return Model(engine)
+        return Model(engine, conversations(engine, path))
     except BaseException:
         engine.close()
         raise
@@ -83,8 +88,10 @@ def load_effective(
 class Model:
     """A loaded model. Close it, or use it in a ``with`` statement."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, memory: Conversations | None = None) -> None:
         self.engine = engine
+        self.memory = memory
+        """What is kept of earlier conversations; None keeps the last one only."""
         self.settings: Settings = engine.settings
         """Complete: nothing in it is automatic but ``seed`` and memory limits."""
         self._tokenizer = _tokenizer_of(engine)
@@ -102,7 +109,13 @@ class Model:
             self.eos_tokens,
             self.settings.spec,
             self._logpos,
+            memory,
         )
+
+    @property
+    def session(self) -> Session:
+        """The model's one sequence, by token ids; ``generate`` is the easy way."""
+        return self._session
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -137,10 +150,12 @@ class Model:
         tokens = _token_ids(token_ids)
         self._session.forget()
         try:
-            return self.engine.logits(tokens, through, window)
+            rows = self.engine.logits(tokens, through, window)
         except BaseException:
             self._session.void()
             raise
+        self._session.forget()
+        return rows
 
     def prompt_tokens(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: plain text, ids, or messages for the chat template."""
@@ -174,6 +189,8 @@ class Model:
         """Stop the workers and let the memory go. Closing twice is fine."""
         try:
             self._session.end()
+            if self.memory is not None:
+                self.memory.save()
         finally:
             if self._logpos is not None:
                 self._logpos.close()

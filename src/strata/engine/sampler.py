@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,13 +40,29 @@ Processor = Callable[[Row, History], None]
 """Changes a row in place."""
 
 
+class Constraint(Protocol):
+    """A form the answer must have. ``mask`` sees each row that is picked from, then ``accept`` the
+    pick; rows of rejected drafts are never shown."""
+
+    def mask(self, row_V: Row) -> None:
+        """Set what may not follow to -inf, in place."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The row's pick."""
+        ...
+
+
 class Sampler:
     """Picks tokens by the request settings; ``seed`` is the one in use, drawn when none was
     given.
     """
 
-    def __init__(self, settings: Settings, n_vocab: int) -> None:
+    def __init__(
+        self, settings: Settings, n_vocab: int, constraint: Constraint | None = None
+    ) -> None:
         self.processors = build_processors(settings, n_vocab)
+        self._constraint = constraint
         self.greedy = settings.temperature == 0
         random = settings.seed == SETTINGS["seed"].auto
         self.seed = secrets.randbits(64) if random else settings.seed
@@ -55,9 +72,14 @@ class Sampler:
         logits give the lowest id."""
         position = len(history.tokens)
         row = require_finite(logits_V, position)
+        if self._constraint is not None:
+            self._constraint.mask(row)
         for processor in self.processors:
             processor(row, history)
-        return int(np.argmax(row)) if self.greedy else draw(row, uniform(self.seed, position))
+        token = int(np.argmax(row)) if self.greedy else draw(row, uniform(self.seed, position))
+        if self._constraint is not None:
+            self._constraint.accept(token)
+        return token
 
 
 def build_processors(s: Settings, n_vocab: int) -> list[Processor]:

@@ -17,12 +17,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from strata.core.errors import ContextLengthError, EngineError, InputError
+from strata.core.errors import ContextLengthError, EngineError, InputError, RequestCancelled
 from strata.core.settings import Settings
 from strata.core.types import TokenEvent
 from strata.engine.draft import Drafter
 from strata.engine.events import Report, Reuse
-from strata.engine.sampler import History, Sampler
+from strata.engine.last_only import LastOnly, Memory
+from strata.engine.sampler import Constraint, History, Sampler
 from strata.engine.stop import StopScanner
 
 Logits = npt.NDArray[np.float32]
@@ -79,6 +80,8 @@ class TextDecoder(Protocol):
 
 WindowObserver = Callable[[int, Logits, int], None]
 """(position of a token read through a window, logits [V] after it, the token that followed)."""
+PickObserver = Callable[[Logits, int], None]
+"""(the model's own logits [V], the token picked from them)."""
 
 
 class Session:
@@ -92,14 +95,15 @@ class Session:
         eos_tokens: Sequence[int],
         window: int = 1,
         observer: WindowObserver | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.engine = engine
+        self.memory = memory or LastOnly(engine)
         self.drafter = drafter
         self.decoder = decoder
         self.eos_tokens = frozenset(eos_tokens)
         self.window = window
         self.observer = observer
-        self._row: Logits | None = None
         self._answer: Answer | None = None
 
     def end(self) -> None:
@@ -111,14 +115,15 @@ class Session:
     def forget(self) -> None:
         """Drop the kept state; the next prompt is read from its beginning."""
         self.end()
-        self._row = None
-        self.engine.reset()
+        self.memory.reset()
 
-    def void(self) -> None:
-        """After a failure: the state is not to be trusted, drop it."""
-        self._row = None
+    def void(self, error: BaseException | None = None) -> None:
+        """After a failure: the state is not to be trusted, drop it; only after a cancelled one is
+        what stood before the prompt still good."""
+        if isinstance(error, RequestCancelled) and self.memory.rewind():
+            return
         with contextlib.suppress(EngineError):  # a closed engine has nothing to drop
-            self.engine.reset()
+            self.memory.reset()
 
     def answer(
         self,
@@ -126,10 +131,13 @@ class Session:
         settings: Settings,
         decoder: TextDecoder | None = None,
         progress: Callable[[int, int], None] | None = None,
+        *,
+        constraint: Constraint | None = None,
+        picked: PickObserver | None = None,
     ) -> Answer:
         """An iterator that reads the prompt at its first step and then writes. ContextLengthError,
         SettingError and InputError come from here, before any work. decoder: instead of a new one
-        of the session's."""
+        of the session's. constraint: the form of the answer. picked: told of every pick."""
         if not prompt:
             raise InputError("the prompt is empty; at least one token is needed")
         outside = [token for token in prompt if not 0 <= token < self.engine.n_vocab]
@@ -139,10 +147,10 @@ class Session:
             )
         if len(prompt) > self.engine.context_tokens:
             raise ContextLengthError(len(prompt), self.engine.context_tokens)
-        sampler = Sampler(settings, self.engine.n_vocab)
+        sampler = Sampler(settings, self.engine.n_vocab, constraint)
         self.end()
         decoder = decoder or self.decoder()
-        self._answer = Answer(self, list(prompt), settings, sampler, decoder, progress)
+        self._answer = Answer(self, list(prompt), settings, sampler, decoder, progress, picked)
         return self._answer
 
     def is_current(self, answer: Answer) -> bool:
@@ -152,30 +160,23 @@ class Session:
     def feed(
         self, prompt: Sequence[int], progress: Callable[[int, int], None] | None = None
     ) -> tuple[Logits, Reuse]:
-        """Read a prompt, reusing the kept state when the prompt continues it; logits [V] after the
-        last token. A state that goes beyond what both share cannot be cut back, so it is
-        dropped."""
-        kept = self.engine.tokens
-        same = _common_prefix(kept, prompt)
-        whole = same == len(prompt) == len(kept) and self._row is not None
-        if same < len(kept) or (same == len(prompt) and not whole):
-            self.engine.reset()
-            self._row = None
-            reuse = Reuse(len(prompt), 0, same if same < len(kept) else None)
-        else:
-            reuse = Reuse(len(prompt), same)
+        """Read a prompt, reusing what is kept of it; logits [V] after the last token."""
+        reuse = self.memory.arrange(prompt)
         fresh = prompt[reuse.reused_tokens :]
         if fresh:
-            self._row = self.engine.read_prompt(fresh, progress)
-        assert self._row is not None
+            progress = self.memory.reading(prompt, reuse, progress)
+            self.memory.set_row(self.engine.read_prompt(fresh, progress))
+        row = self.memory.row()
+        assert row is not None
         self.drafter.begin(prompt)
-        return self._row, reuse
+        return row, reuse
 
     def keep(self, rows_TV: Logits, n: int) -> None:
         """Commit the first n tokens of the window just run."""
+        self.memory.wrote_window()
         self.engine.commit(n)
         if n:
-            self._row = rows_TV[n - 1]
+            self.memory.set_row(rows_TV[n - 1])
 
 
 class Answer:
@@ -189,10 +190,12 @@ class Answer:
         sampler: Sampler,
         decoder: TextDecoder,
         progress: Callable[[int, int], None] | None,
+        picked: PickObserver | None = None,
     ) -> None:
         self._session = session
         self._sampler = sampler
         self._progress = progress
+        self._picked = picked
         self._tokens = prompt
         self._n_prompt = len(prompt)
         room = session.engine.context_tokens - len(prompt) + 1  # the last one need not be stored
@@ -235,8 +238,8 @@ class Answer:
                 session.keep(session.engine.run_window([pending]), 1)
         except GeneratorExit:
             raise
-        except BaseException:
-            session.void()
+        except BaseException as error:
+            session.void(error)
             raise
 
     def _window(self, window: list[int]) -> Generator[TokenEvent, None, int | None]:
@@ -279,6 +282,8 @@ class Answer:
     def _deliver(self, row: Logits) -> TokenEvent:
         """Pick the next token and make its event."""
         token = self._sampler.pick(row, History(self._tokens, self._n_prompt))
+        if self._picked is not None:
+            self._picked(row, token)
         self._tokens.append(token)
         drafter, counts = self._session.drafter, self.report.drafts
         drafter.extend([token])
@@ -309,11 +314,3 @@ class Answer:
             yield event
         finally:
             self._clock = time.perf_counter()
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of equal tokens at the beginning of both."""
-    for n, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return n
-    return min(len(a), len(b))

@@ -47,7 +47,12 @@ class StateSpec:
 
     def n_bytes(self, context_tokens: int) -> int:
         """Bytes at a context of that many tokens."""
-        return self.n_entries(context_tokens) * prod(self.shape) * self.dtype.itemsize
+        return self.n_entries(context_tokens) * self.entry_bytes
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of one entry of the leading axis."""
+        return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,15 @@ class Snapshot:
 
     tokens: tuple[int, ...]
     tensors: dict[tuple[int, str], torch.Tensor] = field(repr=False)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the copies."""
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+
+class Image(Snapshot):
+    """A copy of a whole sequence in main memory, positional entries of its tokens included."""
 
 
 class SequenceState:
@@ -118,15 +132,42 @@ class SequenceState:
             if spec.kind != "positional":
                 self._tensors[key].zero_()
 
+    @property
+    def specs(self) -> Mapping[tuple[int, str], StateSpec]:
+        """What every tensor is, by (layer, name)."""
+        return self._specs
+
     def snapshot(self) -> Snapshot:
-        """Copy what positional entries do not hold."""
-        copies = {}
-        for key, spec in self._specs.items():
-            if spec.kind == "ring":
-                copies[key] = self._tensors[key].clone()
-            elif spec.kind == "recurrent":
-                copies[key] = self.front(*key).clone()
+        """Copy what positional entries do not hold, to main memory."""
+        copies = {
+            key: _copied(self._kept(key))
+            for key, spec in self._specs.items()
+            if spec.kind != "positional"
+        }
         return Snapshot(tuple(self.tokens), copies)
+
+    def image(self) -> Image:
+        """Copy the whole sequence to main memory."""
+        return Image(tuple(self.tokens), {key: _copied(self._kept(key)) for key in self._specs})
+
+    def adopt(self, image: Image) -> None:
+        """Continue the sequence of an image of a state with the same specs, instead of the one
+        here."""
+        if len(image.tokens) > self.context_tokens:
+            raise ContextLengthError(len(image.tokens), self.context_tokens)
+        self.reset()
+        self.tokens.extend(image.tokens)
+        for key, copy in image.tensors.items():
+            self._kept(key).copy_(copy)
+
+    def _kept(self, key: tuple[int, str]) -> torch.Tensor:
+        """The part of a tensor that the committed tokens live in."""
+        spec = self._specs[key]
+        if spec.kind == "recurrent":
+            return self.front(*key)
+        if spec.kind == "ring":
+            return self._tensors[key]
+        return self._tensors[key][: spec.n_entries(self.length)]
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot of this sequence; the live tokens must begin with the
@@ -139,3 +180,7 @@ class SequenceState:
                 self.front(*key) if self._specs[key].kind == "recurrent" else self._tensors[key]
             )
             target.copy_(copy)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
