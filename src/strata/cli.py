@@ -23,6 +23,7 @@ COMMANDS = {
     "inspect": "show what is in a model file",
     "explain": "print the steps of one window and where its experts are computed",
     "plan": "say how much memory a model takes, and whether it fits",
+    "quality": "measure what lossy settings change, by position",
     "logpos": "write the model's log-probabilities of a text",
 }
 """Command and what it does; ``cli_<command>.py`` has ``main(arguments) -> exit code``."""
