@@ -58,11 +58,12 @@ def weights(order: str, gate: str, device: torch.device) -> GdnWeights:
     )
 
 
-def new_state(device: torch.device) -> GdnState:
+def new_state(device: torch.device, spread: bool = True) -> GdnState:
     return GdnState(
         torch.zeros(ENTRIES, N, device=device),
         torch.zeros(2, J, K, V, device=device),
         torch.zeros(1, dtype=torch.int32, device=device),
+        torch.zeros(J, dtype=torch.int32, device=device) if spread else None,
     )
 
 
@@ -92,13 +93,13 @@ def int32(value: int, device: torch.device) -> torch.Tensor:
 
 @pytest.mark.parametrize(("order", "gate"), [("grouped", "silu"), ("interleaved", "sigmoid")])
 def test_windows_and_partial_commits(triton_device: torch.device, order: str, gate: str) -> None:
-    """Windows of which some tokens stay; the ring of 8 columns wraps."""
+    """Windows of which some tokens stay; the ring of 8 columns wraps. Norms inside or apart."""
     d = triton_device
     sizes, kept = [3, 4, 1, 4], [3, 2, 1, 3]
     x = inputs(sum(kept) + 1)
     w = weights(order, gate, torch.device("cpu"))
     expected, states = reference(x, w)
-    w, state, at = weights(order, gate, d), new_state(d), 0
+    w, state, at = weights(order, gate, d), new_state(d, spread=gate == "silu"), 0
     for size, n in zip(sizes, kept, strict=True):
         out = torch.full((size, J * V), float("nan"), device=d)
         quantized = new_quantized(size, J * V, d)

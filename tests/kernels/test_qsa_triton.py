@@ -76,3 +76,15 @@ def test_scores_do_not_depend_on_other_tokens(triton_device: torch.device) -> No
         n = (101 + t) // R
         assert torch.equal(alone[0], blocks[t])
         assert torch.equal(row[0, :n], scores[t, :n])
+
+
+@pytest.mark.parametrize("levels", [2, 9, 1000])
+def test_many_equal_scores(triton_device: torch.device, levels: int) -> None:
+    """Scores are whole numbers below ``levels``, so that ties stand on both sides of the border."""
+    keys = torch.zeros(CAPACITY, D, dtype=torch.float16)
+    generator = torch.Generator().manual_seed(levels)
+    keys[:, 0] = torch.randint(0, levels, (CAPACITY,), generator=generator)
+    q = torch.zeros(2, IH, D)
+    q[:, :, 0] = torch.tensor([[1.0], [0.25]])
+    blocks, _ = select(q, keys, 60 * R, triton_device)
+    assert torch.equal(blocks, select_ref(q, keys[:60], 60 * R, R, BUDGET))

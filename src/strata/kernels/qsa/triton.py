@@ -5,8 +5,9 @@ Nothing is computed for tokens whose complete blocks fit the budget; their rows 
 as they are, and kernels/attention does not read them. (Index queries and block keys come from
 kernels/attention/triton_append.)
 
-Scores are >= 0, so their bits order like they do. A program finds the lowest kept score of a token
-two bits at a time by counting, then lists what lies above it, and of its equals the first ones.
+Scores are >= 0, so their bits order like they do. A program closes in on the lowest kept score of a
+token by counting how many reach each of seven marks, until as many reach the lower bound as are
+wanted or the bounds are neighbours; then it lists what lies above, and of equals the first ones.
 The score of a block depends on no other block or token.
 """
 
@@ -68,21 +69,77 @@ def _bits(scores, first, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _counts(bits, low, mid, high):
-    """How many reach low, mid and high, in 20 bits each of an int64."""
-    one = (bits >= low).to(tl.int64)
-    one += (bits >= mid).to(tl.int64) << 20
-    one += (bits >= high).to(tl.int64) << 40
-    return tl.sum(one, axis=0)
+def _larger(a, b):
+    return tl.maximum(a, b)
 
 
 @triton.jit
-def _count_all(scores, bits, n, low, mid, high, BLOCK: tl.constexpr):
-    """``_counts`` over all n blocks; bits: those of the first BLOCK."""
-    count = _counts(bits, low, mid, high)
+def _add3(a, b, c, x, y, z):
+    return a + x, b + y, c + z
+
+
+@triton.jit
+def _counts(bits, base, step):
+    """How many reach base + step * 1, ... * 7: 20 bits each in three int64."""
+    a = (bits >= base + step).to(tl.int64)
+    a += (bits >= base + step * 2).to(tl.int64) << 20
+    a += (bits >= base + step * 3).to(tl.int64) << 40
+    b = (bits >= base + step * 4).to(tl.int64)
+    b += (bits >= base + step * 5).to(tl.int64) << 20
+    b += (bits >= base + step * 6).to(tl.int64) << 40
+    c = (bits >= base + step * 7).to(tl.int64)
+    return tl.reduce((a, b, c), 0, _add3)
+
+
+@triton.jit
+def _count_all(scores, bits, n, base, step, BLOCK: tl.constexpr):
+    """``_counts`` over all n blocks as seven int32; bits: those of the first BLOCK."""
+    a, b, c = _counts(bits, base, step)
     for first in range(BLOCK, interpreted_int(n) if INTERPRET else n, BLOCK):
-        count += _counts(_bits(scores, first, n, BLOCK), low, mid, high)
-    return count
+        x, y, z = _counts(_bits(scores, first, n, BLOCK), base, step)
+        a, b, c = a + x, b + y, c + z
+    counts = ()
+    for k in tl.static_range(7):
+        word = a if k < 3 else (b if k < 6 else c)
+        counts = counts + (((word >> (20 * (k % 3))) & 0xFFFFF).to(tl.int32),)
+    return counts
+
+
+@triton.jit
+def _narrow(counts, base, step, low, high, at_low, at_high, BUDGET: tl.constexpr):
+    """The bounds after a count: at least BUDGET scores reach low, fewer reach high."""
+    for i in tl.static_range(7):
+        mark = base + step * (7 - i)
+        below = (counts[6 - i] < BUDGET) & (mark < high)
+        high = tl.where(below, mark, high)
+        at_high = tl.where(below, counts[6 - i], at_high)
+    for i in tl.static_range(7):
+        mark = base + step * (i + 1)
+        reached = (counts[i] >= BUDGET) & (mark > low)
+        low = tl.where(reached, mark, low)
+        at_low = tl.where(reached, counts[i], at_low)
+    return low, high, at_low, at_high
+
+
+@triton.jit
+def _threshold(scores, bits, n, BUDGET: tl.constexpr, BLOCK: tl.constexpr):
+    """(least, spare): kept are the scores above least and the first ``spare`` equal to it."""
+    top = tl.reduce(bits, 0, _larger)
+    for first in range(BLOCK, interpreted_int(n) if INTERPRET else n, BLOCK):
+        top = tl.maximum(top, tl.reduce(_bits(scores, first, n, BLOCK), 0, _larger))
+    low, high = n * 0, top + 1
+    at_low, at_high = n, n * 0
+    # first the four factors of two below the largest, by halves; then eighths of what is left
+    step = n * 0 + (1 << 22)
+    base = tl.maximum(high - step * 8, 0)
+    counts = _count_all(scores, bits, n, base, step, BLOCK)
+    low, high, at_low, at_high = _narrow(counts, base, step, low, high, at_low, at_high, BUDGET)
+    while (high - low > 1) & (at_low > BUDGET):
+        step = tl.maximum((high - low) // 8, 1)
+        counts = _count_all(scores, bits, n, low, step, BLOCK)
+        low, high, at_low, at_high = _narrow(counts, low, step, low, high, at_low, at_high, BUDGET)
+    exact = at_low == BUDGET
+    return tl.where(exact, low - 1, low), tl.where(exact, 0, BUDGET - at_high)
 
 
 @triton.jit
@@ -111,20 +168,7 @@ def select_kernel(
     if n > BUDGET:
         row = scores + t * CAPACITY
         bits = _bits(row, 0, n, BLOCK)
-        least = n * 0
-        for i in tl.static_range(16):
-            # bits 30, then 29 and 28, ... 1 and 0
-            step = 1 << (30 - 2 * i)
-            low = least + step
-            mid = low if i == 0 else low + step
-            high = low if i == 0 else mid + step
-            count = _count_all(row, bits, n, low, mid, high, BLOCK)
-            least = tl.where((count & 0xFFFFF) >= BUDGET, low, least)
-            if i > 0:
-                least = tl.where(((count >> 20) & 0xFFFFF) >= BUDGET, mid, least)
-                least = tl.where((count >> 40) >= BUDGET, high, least)
-        more = least + 1
-        spare = BUDGET - (_count_all(row, bits, n, more, more, more, BLOCK) & 0xFFFFF).to(tl.int32)
+        least, spare = _threshold(row, bits, n, BUDGET, BLOCK)
         out = blocks + t * BUDGET
         zero = n * 0
         above, equal = _list(bits, 0, least, spare, zero, zero, out, BLOCK)

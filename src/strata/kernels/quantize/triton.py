@@ -29,14 +29,15 @@ def quantize_blocks(x, N: tl.constexpr):
 
 
 @triton.jit
-def store_blocks(x, block, ok, q_row, meta_row, NB: tl.constexpr, N: tl.constexpr):
+def store_blocks(x, block, ok, q_row, meta_row, NB: tl.constexpr, N: tl.constexpr, first=0):
     """Quantize f32 [N, 32], blocks ``block`` [N] of a row, and write those that are ``ok`` [N].
 
     q_row: int8 pointer, meta_row: int32 pointer to the row's first slot. NB: blocks of a row.
+    first: slots before the row's first one, a number or [N].
     """
     L: tl.constexpr = (NB + SEGMENTS - 1) // SEGMENTS
     q, scale, low, high = quantize_blocks(x, N)
-    slot = (block % L) * SEGMENTS + block // L
+    slot = first + (block % L) * SEGMENTS + block // L
     k = tl.arange(0, 32)[None, :]
     tl.store(q_row + slot[:, None] * 32 + k, q.to(tl.int8), mask=ok[:, None])
     tl.store(meta_row + slot * 2, scale.to(tl.int32, bitcast=True), mask=ok)
