@@ -20,6 +20,7 @@ from strata.core.settings import Settings
 from strata.core.settings_load import Effective
 from strata.core.settings_resolve import Machine, effective_lines, resolve
 from strata.engine.assembly import fast_tier_of, tokenizer_of, workers_of
+from strata.engine.calibrate import calibrate_at_start
 from strata.engine.checkpoint_plan import (
     DTYPES,
     KV_DTYPES,
@@ -29,6 +30,7 @@ from strata.engine.checkpoint_plan import (
     understand,
 )
 from strata.engine.cpu_ops import native_ops, plain_ops
+from strata.engine.disk_forecast import with_forecast
 from strata.engine.engine import Engine
 from strata.engine.expert_plan import ExpertPlan, load_planned, plan_experts
 from strata.engine.layout_cost import MeasuredCost, read_speed
@@ -179,7 +181,8 @@ def build(path: str | Path, asked: Effective, progress: Progress | None = None) 
     checkpoint = ready.plan.checkpoint
     try:
         ready.memory.require_fit()
-        return _assemble(ready, progress)
+        experts = with_forecast(ready.experts, ready.plan, ready.settings, ready.memory)
+        return _assemble(replace(ready, experts=experts), progress)
     except BaseException:
         checkpoint.close()
         raise
@@ -202,6 +205,7 @@ def _assemble(ready: Ready, progress: Progress | None) -> Engine:
     state = SequenceState(network.state_specs(), settings.context, device)
     variants = build_variant(settings, network, service)
     runner = WindowRunner(network, service, state, variants.default, poison=settings.poison)
+    calibrated = calibrate_at_start(runner, settings, plan.checkpoint, tokenizer)
     gc.collect()
 
     def on_close() -> None:
@@ -214,7 +218,7 @@ def _assemble(ready: Ready, progress: Progress | None) -> Engine:
         tokenizer=tokenizer,
         runner=runner,
         plan=ready.memory,
-        report=_report(ready, pool, tier, tokenizer, variants),
+        report=[*_report(ready, pool, tier, tokenizer, variants), *calibrated],
         on_close=on_close,
     )
 
