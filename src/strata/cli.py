@@ -25,6 +25,7 @@ COMMANDS = {
     "plan": "say how much memory a model takes, and whether it fits",
     "quality": "measure what lossy settings change, by position",
     "logpos": "write the model's log-probabilities of a text",
+    "bench": "measure: decode speed, arms against each other, CPU kernels, cache policies",
 }
 """Command and what it does; ``cli_<command>.py`` has ``main(arguments) -> exit code``."""
 

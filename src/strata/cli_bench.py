@@ -9,8 +9,8 @@ import importlib
 from collections.abc import Sequence
 
 BENCHES = {
-    "speed": "strata.bench.speed:main",
-    "cache": "strata.bench.cache:main",
+    "speed": "strata.cli_bench_speed:main",
+    "cache": "strata.cli_bench_cache:main",
     "cpu": "strata.cli_bench_cpu:main",
 }
 """Name -> "module:function"; the function takes the arguments and gives the exit code."""

@@ -5,6 +5,8 @@ locality (Zipf popularity, and the share of a token's experts that it keeps from
 takes the place of the router's choice; the router's weights stay. ``Replay`` is a window
 transformation: the router step runs as it is and a gather from the trace follows it, all on the
 window's device, so that it can be recorded into a graph. Between windows only a position is set.
+Where the plan routes (a device), the trace is laid over the router's logits; there its weights fall
+evenly by rank.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +27,11 @@ from strata.window.program import Program, Step
 from strata.window.run import MAX_WINDOW_TOKENS
 
 Ids = npt.NDArray[np.int32]
+
+LOGITS = "router_logits"
+"""What a router step writes where choosing is the plan's work; the buffer's name ends with E."""
+RANK_STEP, OTHERS = 0.2, -20.0
+"""Logits of a token's experts fall by so much from rank to rank; those of all others."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ def load_trace(path: Path) -> Ids:
             f"routing trace {path}: expected whole numbers [layers, tokens, experts a token], "
             f"found {trace.dtype} {list(trace.shape)}"
         )
-    return trace.astype(np.int32)
+    return np.asarray(trace, np.int32)
 
 
 def moe_layers(spec: ModelSpec) -> list[int]:
@@ -119,7 +127,7 @@ class Replay:
 
     def __init__(self, spec: ModelSpec, trace_LPK: Ids, device: torch.device) -> None:
         layers = moe_layers(spec)
-        _require_fit(spec, layers, trace_LPK)
+        self._n_experts = _require_fit(spec, layers, trace_LPK)
         # windows at the end of the trace run into a copy of its beginning
         looped = np.concatenate([trace_LPK, trace_LPK[:, :MAX_WINDOW_TOKENS]], axis=1)
         tensors = torch.from_numpy(looped).to(device)
@@ -131,8 +139,14 @@ class Replay:
         """The next window's first token is this one of the trace, which repeats for ever."""
         self._at.fill_(token % self.n_tokens)
 
-    def __call__(self, program: Program, frame: Frame) -> Program:
-        """The program with every router step followed by the trace's choice."""
+    def __call__(self, program: Any, frame: Frame, *_: object) -> Any:
+        """The program with every router step followed by the trace's choice; a device's program
+        keeps what it wraps around the steps."""
+        if isinstance(program, Program):
+            return self._of(program, frame)
+        return replace(program, program=self._of(program.program, frame))
+
+    def _of(self, program: Program, frame: Frame) -> Program:
         steps = list(program.steps)
         routers = [i for i, step in enumerate(steps) if step.name == "router"]
         if len(routers) != len(self._ids_PK):
@@ -154,20 +168,33 @@ class Replay:
         index_T: torch.Tensor,
         place: Callable[[], torch.Tensor] | None,
     ) -> Step:
-        ids_PK, launch = self._ids_PK[step.layer], step.launch
-        n_active = ids_PK.shape[1]
-        expert_TK = frame["expert"][: frame.T * n_active].view(frame.T, n_active)
+        launch = step.launch
+        source, target = self._source(step, frame)
 
         def run() -> None:
             launch()
             if place is not None:
                 place()
-            torch.index_select(ids_PK, 0, index_T, out=expert_TK)
+            torch.index_select(source, 0, index_T, out=target)
 
         return replace(step, launch=run)
 
+    def _source(self, step: Step, frame: Frame) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rows of the trace [P, n], where the rows of a window go [T, n])."""
+        ids_PK = self._ids_PK[step.layer]
+        if LOGITS not in step.writes:
+            n_active = ids_PK.shape[1]
+            return ids_PK, frame["expert"][: frame.T * n_active].view(frame.T, n_active)
+        n_experts = self._n_experts
+        target = frame[f"{LOGITS}{n_experts}"][: frame.T]
+        falling = 3.0 - RANK_STEP * torch.arange(ids_PK.shape[1], device=ids_PK.device)
+        logits_PE = torch.full((len(ids_PK), n_experts), OTHERS, device=ids_PK.device)
+        logits_PE.scatter_(1, ids_PK.long(), falling.expand(len(ids_PK), -1).contiguous())
+        return logits_PE.to(target.dtype), target
 
-def _require_fit(spec: ModelSpec, layers: Sequence[int], trace_LPK: Ids) -> None:
+
+def _require_fit(spec: ModelSpec, layers: Sequence[int], trace_LPK: Ids) -> int:
+    """The number of experts of a layer."""
     ffns = [spec.layers[i].ffn for i in layers]
     kinds = {(f.n_experts, f.n_active) for f in ffns if isinstance(f, MoeSpec)}
     if not kinds:
@@ -180,3 +207,4 @@ def _require_fit(spec: ModelSpec, layers: Sequence[int], trace_LPK: Ids) -> None
             f"{int(trace_LPK.max())}; the model has {len(layers)} layers of {n_experts} experts, "
             f"{n_active} a token"
         )
+    return n_experts

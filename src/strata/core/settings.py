@@ -131,6 +131,13 @@ class Settings(ServeSettings):
         unit="GiB", auto=0.0)
     poison: bool = switch(
         False, "Debugging: fill every buffer with NaN after its last declared reader.")
+    verify_profile: bool = switch(
+        False, "Measure every step of the windows; each answer's report gets a line of ms per "
+        "window by step. Windows become slower by the measuring.")
+    decode_timing: bool = switch(
+        False, "Each answer's report gets a line on where the time of its windows went.")
+    verify_trace: bool = switch(
+        False, "Keep the last events of the windows and log them when one fails.")
     logpos: Path | None = path(
         "Append one line of log-probabilities for every token read through a window.")
     logpos_top: int = integer(

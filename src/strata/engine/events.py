@@ -7,6 +7,7 @@ offered``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -97,6 +98,8 @@ class Report:
     """Seconds of work after the prompt; the reader's own time is left out."""
     finish: str | None = None
     drafts: DraftCounts = field(default_factory=DraftCounts)
+    more: Callable[[], list[str]] = list
+    """Further lines, about the windows since they were last asked for."""
 
     @property
     def decode_tokens_s(self) -> float:
@@ -118,4 +121,5 @@ class Report:
             f"answer: {self.drafts.emitted} tokens, {self.decode_tokens_s:.1f} tokens/s, "
             f"finish {self.finish or 'interrupted'}{seed}",
             *self.drafts.lines(),
+            *self.more(),
         ]

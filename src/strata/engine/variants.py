@@ -16,8 +16,10 @@ from strata.experts.service import ExpertService
 from strata.experts.tail_skip import tail_rule
 from strata.models.network import MoeFfn, Network
 from strata.window.defer import Defer, Mode, deferrable, late_buffers
+from strata.window.event_ring import EventRing
 from strata.window.repair import Repair, repair_buffers
 from strata.window.run import PLAIN, Variant
+from strata.window.stamps import StepTimes
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,25 @@ FEATURES: tuple[Feature, ...] = (
         lambda settings: settings.defer_cpu == "repair",
         _why_no_deferral,
         _add_repair,
+        lambda settings, network: (),
+    ),
+    # behind whatever moves steps
+    Feature(
+        "verify_trace",
+        lambda settings: settings.verify_trace,
+        lambda settings, network: None,
+        lambda variant, settings, network, service: replace(
+            variant, transforms=(*variant.transforms, EventRing())
+        ),
+        lambda settings, network: (),
+    ),
+    Feature(
+        "verify_profile",
+        lambda settings: settings.verify_profile,
+        lambda settings, network: None,
+        lambda variant, settings, network, service: replace(
+            variant, transforms=(*variant.transforms, StepTimes(network.spec))
+        ),
         lambda settings, network: (),
     ),
 )

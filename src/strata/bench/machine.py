@@ -1,0 +1,138 @@
+"""What a machine moves, measured: bytes a second of memory, of the GPU's memory and of the link;
+and the GPU's memory in use."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from strata.engine.layout_cost import read_speed
+
+_GPU_BYTES, _LINK_BYTES = 1 << 30, 256 << 20
+
+
+@dataclass(frozen=True)
+class Bandwidths:
+    """Bytes a second; 0 where there is no such thing.
+
+    host: main memory read by the CPU's workers. gpu: its own memory. link: from main memory to the
+    GPU. both: CPU and link together, while both run.
+    """
+
+    host: float
+    gpu: float = 0.0
+    link: float = 0.0
+    both: float = 0.0
+
+    def line(self) -> str:
+        """For people."""
+        text = f"memory {self.host / 1e9:.1f} GB/s read by the CPU"
+        if self.gpu:
+            text += (
+                f"; GPU memory {self.gpu / 1e9:.0f} GB/s; link {self.link / 1e9:.1f} GB/s; CPU and "
+                f"link together {self.both / 1e9:.1f} GB/s"
+            )
+        return text
+
+
+def measure_bandwidths(workers: int, device: str) -> Bandwidths:
+    """Measure now; takes about a second."""
+    host = read_speed(workers)
+    if device != "cuda":
+        return Bandwidths(host)
+    gpu = torch.device("cuda")
+    data = torch.ones(_GPU_BYTES // 4, device=gpu)
+    of_gpu = _GPU_BYTES / _best(lambda: data.sum(), gpu)
+    pinned = torch.empty(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty_like(pinned, device=gpu)
+    link = _LINK_BYTES / _best(lambda: target.copy_(pinned, non_blocking=True), gpu)
+    return Bandwidths(host, of_gpu, link, _together(workers, pinned, target))
+
+
+def _best(run: Callable[[], object], gpu: torch.device, n: int = 5) -> float:
+    """Seconds of the fastest of n runs on the GPU."""
+    run()
+    best = float("inf")
+    for _ in range(n):
+        torch.cuda.synchronize(gpu)
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize(gpu)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _together(workers: int, pinned: torch.Tensor, target: torch.Tensor) -> float:
+    """Bytes a second of CPU and link while both read main memory; one core is left to the link."""
+    moved, stop = [0], threading.Event()
+
+    def feed() -> None:
+        while not stop.is_set():
+            target.copy_(pinned, non_blocking=True)
+            torch.cuda.synchronize(target.device)
+            moved[0] += pinned.numel()
+
+    thread = threading.Thread(target=feed)
+    start = time.perf_counter()
+    thread.start()
+    try:
+        of_cpu = read_speed(max(1, workers - 1))
+    finally:
+        stop.set()
+        thread.join()
+    return of_cpu + moved[0] / (time.perf_counter() - start)
+
+
+class VramPeak:
+    """Most GPU memory in use by anybody on the card while the block runs, asked of NVML every 50
+    ms; 0 without a GPU."""
+
+    def __init__(self, device: str) -> None:
+        self.n_bytes = 0
+        self.source = "no GPU"
+        self._stop = threading.Event()
+        self._used = _used_memory() if device == "cuda" else None
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> VramPeak:
+        """Begin."""
+        if self._used is not None:
+            self.source = "NVML, whole card"
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End."""
+        self._stop.set()
+        if self._used is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        assert self._used is not None
+        while True:
+            self.n_bytes = max(self.n_bytes, self._used())
+            if self._stop.wait(0.05):
+                return
+
+
+def _used_memory() -> Callable[[], int] | None:
+    """Bytes in use on the card, by NVML; None without the package."""
+    try:
+        nvml: Any = import_module("pynvml")
+        nvml.nvmlInit()
+        handle = nvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+    except Exception:  # no package or no driver: the figure is left out, never made up
+        return None
+    return lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)

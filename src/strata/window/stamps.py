@@ -1,0 +1,187 @@
+"""Time of every step of a window, by step name, layers of each mixer apart.
+
+``StepTimes`` is a window transformation: every step is followed by a stamp of its clock, and an
+interval is a stamp less the one before it. The clock says what a stamp is: on the CPU the host's
+time; for a graph, whatever its recorder can make into a node (an event) — a device gives its own
+``StepClock`` and nothing else changes. Put it last, behind the features that move steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from strata.memory.frame import Frame
+from strata.models.spec import AttentionSpec, GdnSpec, MixerSpec, ModelSpec, MoeSpec
+from strata.window.program import Program, Step
+
+MIXER_SIDE = ("ngram", "attn_read", "attn_write")
+"""Steps of a layer's mixer half besides the mixer's own."""
+FFN_SIDE = (
+    "ffn_read", "router", "plan", "publish", "ring", "shared_expert", "gpu_rows", "wait_cpu",
+    "add_cpu_rows", "combine", "ffn_write", "wait_late", "late_join", "dense_ffn",
+)  # fmt: skip
+WAITS = ("wait_cpu", "wait_late")
+FAST_SIDE = ("shared_expert", "gpu_rows", "add_cpu_rows", "combine", "ffn_write")
+
+
+class StepClock(Protocol):
+    """Stamps of one window. ``stamp(0)`` is its beginning."""
+
+    def stamp(self, i: int) -> None:
+        """Note the time; called where the window runs or is recorded."""
+        ...
+
+    def seconds(self) -> npt.NDArray[np.float64]:
+        """All stamps of the window that ended last, [n]; called between windows."""
+        ...
+
+
+class HostClock:
+    """Stamps by the host's own clock: right where steps run one after another on the CPU."""
+
+    def __init__(self, n: int) -> None:
+        self._at = np.zeros(n)
+
+    def stamp(self, i: int) -> None:
+        """Note the time."""
+        self._at[i] = time.perf_counter()
+
+    def seconds(self) -> npt.NDArray[np.float64]:
+        """The stamps."""
+        return self._at
+
+
+@dataclass
+class _Stamped:
+    steps: tuple[tuple[str, int], ...]
+    clock: StepClock
+    fresh: bool = False
+
+
+@dataclass
+class StepTimes:
+    """Seconds by (step name, layer), summed over the windows since ``clear``."""
+
+    spec: ModelSpec
+    make_clock: Callable[[int], StepClock] = HostClock
+    seconds: dict[tuple[str, int], float] = field(default_factory=dict)
+    n_windows: int = 0
+    _stamped: list[_Stamped] = field(default_factory=list)
+
+    def __call__(self, program: Any, frame: Frame, *_: object) -> Any:
+        """The program with a stamp behind every step."""
+        if not isinstance(program, Program):
+            return replace(program, program=self._of(program.program))
+        return self._of(program)
+
+    def _of(self, program: Program) -> Program:
+        own = [step for step in program.steps if step.stream == "main"]
+        clock = self.make_clock(len(own) + 1)
+        window = _Stamped(tuple((s.name, s.layer) for s in own), clock)
+        self._stamped.append(window)
+        number = {step.id: i + 1 for i, step in enumerate(own)}
+        return program.edited(
+            self._followed(step, window, number[step.id]) if step.id in number else step
+            for step in program.steps
+        )
+
+    def _followed(self, step: Step, window: _Stamped, i: int) -> Step:
+        launch, stamp = step.launch, window.clock.stamp
+
+        def first() -> None:
+            self.fold()
+            window.fresh = True
+            stamp(0)
+            launch()
+            stamp(1)
+
+        def run() -> None:
+            launch()
+            stamp(i)
+
+        return replace(step, launch=first if i == 1 else run)
+
+    def fold(self) -> None:
+        """Add the window that ended last to the sums."""
+        for window in self._stamped:
+            if not window.fresh:
+                continue
+            window.fresh = False
+            self.n_windows += 1
+            spent = np.diff(window.clock.seconds())
+            for key, s in zip(window.steps, spent.tolist(), strict=True):
+                # a stamp that is missing or runs backwards adds nothing
+                self.seconds[key] = self.seconds.get(key, 0.0) + max(s, 0.0)
+
+    def clear(self) -> None:
+        """Forget everything measured."""
+        self.fold()
+        self.seconds.clear()
+        self.n_windows = 0
+
+    def line(self) -> str:
+        """Milliseconds per window by step name, layers of each mixer apart, on one line."""
+        self.fold()
+        if not self.n_windows:
+            return "verify profile: no window has run"
+        parts, total = [], 0.0
+        groups: dict[str, dict[str, float]] = {}
+        for (name, layer), s in self.seconds.items():
+            ms = 1e3 * s / self.n_windows
+            total += ms
+            of = groups.setdefault(self._kind(layer, name), {})
+            of[name] = of.get(name, 0.0) + ms
+        for kind, names in groups.items():
+            parts.append(f"{kind}: " + ", ".join(f"{n} {ms:.3f} ms" for n, ms in names.items()))
+        parts.append(f"total {total:.3f} ms/window over {self.n_windows} windows")
+        return " | ".join(parts)
+
+    def _kind(self, layer: int, name: str) -> str:
+        if name == "embed" or layer >= self.spec.n_layers:
+            return "embedding and head"
+        return f"{mixer_kind(self.spec.layers[layer].mixer)} layers"
+
+    def layer_ms(self, layer: int, names: Sequence[str] | None = None) -> float:
+        """Milliseconds a window of a layer's steps, of those named or of all."""
+        self.fold()
+        chosen = (
+            s
+            for (name, at), s in self.seconds.items()
+            if at == layer and (name in names if names is not None else name != "embed")
+        )
+        return 1e3 * sum(chosen) / max(self.n_windows, 1)
+
+    def mixer_ms(self, layer: int) -> float:
+        """m: the mixer half of a layer, milliseconds a window."""
+        return self.layer_ms(layer) - self.layer_ms(layer, FFN_SIDE)
+
+    def outside_ms(self) -> float:
+        """Embedding and head, milliseconds a window."""
+        layers = range(self.spec.n_layers)
+        self.fold()
+        whole = 1e3 * sum(self.seconds.values()) / max(self.n_windows, 1)
+        return whole - sum(self.layer_ms(layer) for layer in layers)
+
+
+def mixer_kind(mixer: MixerSpec) -> str:
+    """The name of a mixer in reports."""
+    if isinstance(mixer, GdnSpec):
+        return "GDN"
+    if isinstance(mixer, AttentionSpec):
+        return "QSA" if mixer.indexer is not None else "attention"
+    return "MLA"
+
+
+def layer_kind(spec: ModelSpec, layer: int) -> str:
+    """Mixer and feed-forward of a layer, in words: layers of a kind take the same time but for
+    their weight types."""
+    entry = spec.layers[layer]
+    ffn = "experts" if isinstance(entry.ffn, MoeSpec) else "dense"
+    ngram = " and n-grams" if entry.ngram is not None else ""
+    return f"{mixer_kind(entry.mixer)}{ngram}, {ffn}"
