@@ -28,6 +28,7 @@ from strata.engine.logpos import LogposWriter, extra_token
 from strata.engine.machine import probe
 from strata.engine.remember import conversations
 from strata.engine.session import Answer, Session, TextDecoder
+from strata.engine.timing import RequestNotes
 from strata.formats.detokenize import StreamDecoder
 from strata.formats.tokenizer import Tokenizer
 
@@ -102,9 +103,10 @@ class Model:
         if self.settings.logpos is not None:
             extra = extra_token(self.settings, self.eos_tokens, engine.n_vocab)
             self._logpos = LogposWriter(self.settings.logpos, self.settings.logpos_top, extra)
+        self._notes = RequestNotes(engine, build_drafter(self.settings))
         self._session = Session(
-            engine,
-            build_drafter(self.settings),
+            self._notes.engine,
+            self._notes.drafter,
             self._decoder,
             self.eos_tokens,
             self.settings.spec,
@@ -183,7 +185,9 @@ class Model:
         settings = self.settings.for_request(**sampling)
         tokens = self.prompt_tokens(prompt)
         continues = isinstance(prompt, str) or not _are_messages(prompt)
-        return self._session.answer(tokens, settings, self._decoder(continues), progress)
+        answer = self._session.answer(tokens, settings, self._decoder(continues), progress)
+        answer.report.more = self._notes
+        return answer
 
     def close(self) -> None:
         """Stop the workers and let the memory go. Closing twice is fine."""
