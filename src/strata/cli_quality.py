@@ -24,7 +24,7 @@ from strata.core.errors import InputError, SettingError
 from strata.core.settings_load import Effective
 from strata.engine.model import Model, load_effective
 from strata.quality.arms import Arm, parse_arms
-from strata.quality.machine import machine_facts
+from strata.engine.fingerprints import machine_facts
 from strata.quality.measure import Progress
 from strata.quality.plot import plot_by_position
 from strata.quality.protocol import Protocol, QualityReport

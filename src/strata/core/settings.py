@@ -108,7 +108,12 @@ class Settings(ServeSettings):
     defer_cpu_below: float = number(
         0.0, 0, 1,
         "With --defer-cpu, only rows with less than this share of their token's routing weight are "
-        "late; 0 is all of them.", changes_output=True, aliases=("STRATA_VERIFY_DEFER_CPU_BELOW",))
+        "late; 0 is all of them; auto defers what one mixer can hide and no more, by times "
+        "measured at start, for each window size.",
+        changes_output=True, auto=-1.0, aliases=("STRATA_VERIFY_DEFER_CPU_BELOW",))
+    defer_below_profile: Path | None = path(
+        "The times that --defer-cpu-below auto goes by: read from this file when it exists, else "
+        "measured and written there.")
     route_tail_skip: int = integer(
         0, 0, None,
         "A missed expert that every token of a window holds at rank N or behind (0 is the first "
@@ -258,7 +263,10 @@ def _vram_needs_a_gpu(s: Settings) -> str | None:
 
 def _late_rows_need_deferral(s: Settings) -> str | None:
     if s.defer_cpu == "0" and s.defer_cpu_below:
-        return f"--defer-cpu-below {s.defer_cpu_below:g} needs --defer-cpu 1, check or repair"
+        below = SETTINGS["defer_cpu_below"].show(s.defer_cpu_below)
+        return f"--defer-cpu-below {below} needs --defer-cpu 1, check or repair"
+    if s.defer_below_profile is not None and s.defer_cpu_below >= 0:
+        return "--defer-below-profile needs --defer-cpu-below auto"
     if s.defer_cpu == "0" and s.defer_layers:
         return "--defer-layers needs --defer-cpu 1, check or repair"
     return None

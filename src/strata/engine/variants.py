@@ -61,7 +61,7 @@ def build_variant(settings: Settings, network: Network, service: ExpertService) 
     return WindowVariants(variant, off, tuple(lines))
 
 
-def _defer_layers(settings: Settings, network: Network) -> list[int]:
+def defer_layers(settings: Settings, network: Network) -> list[int]:
     """The layers whose rows may be late; SettingError for one that cannot."""
     able = deferrable(network)
     layers = sorted(settings.defer_layers) or able
@@ -76,7 +76,7 @@ def _defer_layers(settings: Settings, network: Network) -> list[int]:
 
 
 def _why_no_deferral(settings: Settings, network: Network) -> str | None:
-    if _defer_layers(settings, network):
+    if defer_layers(settings, network):
         return None
     return "this model has no layer whose rows may be late"
 
@@ -84,8 +84,10 @@ def _why_no_deferral(settings: Settings, network: Network) -> str | None:
 def _add_deferral(
     variant: Variant, settings: Settings, network: Network, service: ExpertService
 ) -> Variant:
-    layers = _defer_layers(settings, network)
-    below = settings.defer_cpu_below or None
+    layers = defer_layers(settings, network)
+    # the thresholds of "auto" are fixed before the first window (engine/calibrate)
+    automatic = settings.defer_cpu_below < 0
+    below = service.late_below.of if automatic else settings.defer_cpu_below or None
     mode: Mode = "check" if settings.defer_cpu == "check" else "1"
     defer = Defer(network, service, layers, mode, split=below is not None)
     return replace(
@@ -100,7 +102,7 @@ def _add_deferral(
 def _add_repair(
     variant: Variant, settings: Settings, network: Network, service: ExpertService
 ) -> Variant:
-    repair = Repair(network, service, _defer_layers(settings, network))
+    repair = Repair(network, service, defer_layers(settings, network))
     return replace(
         variant,
         name="repair",
@@ -113,7 +115,7 @@ def _deferral_lines(settings: Settings, network: Network) -> list[str]:
     n_moe = sum(isinstance(ffn, MoeFfn) for ffn in network.ffns)
     return [
         f"strata verify: STRATA_VERIFY_DEFER_CPU={settings.defer_cpu} (changes the output): "
-        f"rows of {len(_defer_layers(settings, network))} of {n_moe} expert layers may be late; "
+        f"rows of {len(defer_layers(settings, network))} of {n_moe} expert layers may be late; "
         f"not the last layer, nor one in front of an n-gram block"
     ]
 

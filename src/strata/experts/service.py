@@ -7,13 +7,14 @@ plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from strata.core.types import Place
 from strata.experts.fast_tier import FastTier
+from strata.experts.late import LateBelow
 from strata.experts.workers import Worker
 from strata.kernels.plan import Plan, Rule
 from strata.kernels.plan.native import Planner
@@ -65,6 +66,9 @@ class ExpertService:
         self.tier = tier
         self.workers = dict(workers)
         self.counters = RowCounters()
+        self.late_below = LateBelow()
+        self.on_plan: Callable[[int], None] | None = None
+        """Called with each layer that is planned: a sign of life, and the place to break off."""
         self._plans: dict[int, Plan] = {}
         self._planner = Planner()
 
@@ -77,6 +81,8 @@ class ExpertService:
         rules: Sequence[Rule] = (),
     ) -> Plan:
         """Give every routed row of the layer its place."""
+        if self.on_plan is not None:
+            self.on_plan(layer)
         fast_addr_E = self.tier.address_LE[layer]
         plan = self._planner.plan(layer, expert_R, weight_R, n_active, fast_addr_E, rules)
         self._plans[layer] = plan

@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from strata.core.errors import SettingError
+from strata.core.errors import InputError, SettingError
 from strata.core.settings import SETTINGS, Settings, require_known
 from strata.core.settings_load import Effective
+from strata.engine.calibrate import fix_thresholds, wanted
 from strata.engine.engine import Engine
 from strata.engine.variants import build_variant
+from strata.formats.tokenizer import Tokenizer
 
 WINDOW_SETTINGS = ("defer_cpu", "defer_layers", "defer_cpu_below", "route_tail_skip")
 """Settings that make a variant of windows and touch nothing else."""
@@ -113,8 +115,16 @@ def standard_arms(n_active: int) -> list[Arm]:
     ]
 
 
-def use_variant(engine: Engine, settings: Settings) -> dict[str, str]:
-    """From now on the engine's windows run by these settings; why parts of them are off here.
+@dataclass(frozen=True)
+class InUse:
+    """off: settings that have no effect here, and why; lines: thresholds worked out for it."""
+
+    off: Mapping[str, str]
+    lines: tuple[str, ...] = ()
+
+
+def use_variant(engine: Engine, settings: Settings, window: int = 1) -> InUse:
+    """From now on the engine's windows of ``window`` tokens run by these settings.
 
     settings: may differ from the engine's own in WINDOW_SETTINGS only. The sequence is dropped.
     """
@@ -123,4 +133,15 @@ def use_variant(engine: Engine, settings: Settings) -> dict[str, str]:
     engine.reset()
     key = ",".join(f"{name}={getattr(settings, name)}" for name in WINDOW_SETTINGS)
     runner.variant = replace(made.default, name=f"{made.default.name} {key}")
-    return dict(made.why_not)
+    if not wanted(settings) or "defer_cpu" in made.why_not:
+        return InUse(made.why_not)
+    lines = fix_thresholds(runner, settings, [window], tokenizer_or_none(engine))
+    return InUse(made.why_not, tuple(lines))
+
+
+def tokenizer_or_none(engine: Engine) -> Tokenizer | None:
+    """The engine's tokenizer, if it has one that works."""
+    try:
+        return engine.tokenizer
+    except InputError:
+        return None

@@ -116,7 +116,7 @@ def measure_arm(
 
     recording: also gets every position's likeliest tokens.
     """
-    off = use_variant(engine, settings)
+    used = use_variant(engine, settings, window)
     before = _places(engine)
     began, scores = time.perf_counter(), Scores()
     for index, text in enumerate(texts):
@@ -132,7 +132,8 @@ def measure_arm(
                 progress(arm.name, len(scores.position), len(reference.rows))
     rows = {name: n - before[name] for name, n in _places(engine).items() if n != before[name]}
     seconds = time.perf_counter() - began
-    return ArmResult(arm.name, dict(arm.overrides), tuple(scores.buckets()), rows, off, seconds)
+    buckets, note = tuple(scores.buckets()), "; ".join(used.lines)
+    return ArmResult(arm.name, dict(arm.overrides), buckets, rows, used.off, seconds, note)
 
 
 def log_probabilities(logits_V: Logits, position: int, text: Text) -> Array:

@@ -173,7 +173,7 @@ def _standard(engine: Engine) -> tuple[list[Arm], dict[str, str]]:
     for arm in standard_arms(max(network.n_active, 1)):
         try:
             settings = arm.settings(engine.settings)
-            off = use_variant(engine, settings)
+            off = use_variant(engine, settings).off
         except SettingError as error:
             missing[arm.name] = str(error)
             continue
