@@ -44,6 +44,10 @@ class Constraint(Protocol):
     """A form the answer must have. ``mask`` sees each row that is picked from, then ``accept`` the
     pick; rows of rejected drafts are never shown."""
 
+    def plan(self, drafts: list[int]) -> list[int]:
+        """A window with these drafts is about to run: those up to the first that may not come."""
+        ...
+
     def mask(self, row_V: Row) -> None:
         """Set what may not follow to -inf, in place."""
         ...
@@ -66,6 +70,10 @@ class Sampler:
         self.greedy = settings.temperature == 0
         random = settings.seed == SETTINGS["seed"].auto
         self.seed = secrets.randbits(64) if random else settings.seed
+
+    def plan(self, drafts: list[int]) -> list[int]:
+        """The drafts that can be picked; a constraint works on their masks while they run."""
+        return drafts if self._constraint is None else self._constraint.plan(drafts)
 
     def pick(self, logits_V: npt.NDArray[np.floating], history: History) -> int:
         """Token id for position len(history.tokens). NumericsError for NaN or infinity; equal

@@ -57,6 +57,15 @@ class EngineLike(Protocol):
         """Commit the tokens; logits [V] after the last."""
         ...
 
+    def score(
+        self,
+        tokens: Sequence[int],
+        each: Callable[[int, Logits], None],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Logits:
+        """A new sequence of these tokens, telling the logits after each; [V] after the last."""
+        ...
+
     def run_window(self, tokens: Sequence[int]) -> Logits:
         """Logits [T, V] after each token; commits nothing."""
         ...
@@ -124,6 +133,21 @@ class Session:
             return
         with contextlib.suppress(EngineError):  # a closed engine has nothing to drop
             self.memory.reset()
+
+    def scored(
+        self,
+        prompt: Sequence[int],
+        each: Callable[[int, Logits], None],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Read a prompt afresh and tell the logits after each of its tokens: each(first position,
+        logits [n, V]). An answer to the same prompt then goes on from there."""
+        self.forget()
+        try:
+            self.memory.set_row(self.engine.score(prompt, each, progress))
+        except BaseException:
+            self.void()
+            raise
 
     def answer(
         self,
@@ -225,6 +249,7 @@ class Answer:
         session, report = self._session, self.report
         try:
             self._clock = time.perf_counter()
+            self._sampler.plan([])
             row, report.reuse = session.feed(self._tokens, self._progress)
             report.prompt_s = time.perf_counter() - self._clock
             self._clock = time.perf_counter()
@@ -277,7 +302,8 @@ class Answer:
         n = min(
             self._session.window - 1, self._limit - self.report.drafts.emitted, self._room() - 1
         )
-        return list(self._session.drafter.propose(n)[:n]) if n > 0 else []
+        drafts = list(self._session.drafter.propose(n)[:n]) if n > 0 else []
+        return self._sampler.plan(drafts)
 
     def _deliver(self, row: Logits) -> TokenEvent:
         """Pick the next token and make its event."""

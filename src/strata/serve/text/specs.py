@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 ConstraintKind = Literal["json_schema", "json_object", "regex", "grammar", "choice", "tool_calls"]
 
 
@@ -64,16 +61,5 @@ class TokenizerLike(Protocol):
     def is_control(self, token: int) -> bool:
         """Whether the token is no text."""
 
-
-class Constraint(Protocol):
-    """One answer's mask; engine side. Called in the order of the answer's tokens, once each:
-    ``mask`` on the row that is about to be picked from, ``accept`` with what was picked. Rows of
-    rejected drafts are never shown, so there is nothing to take back."""
-
-    def mask(self, row_V: npt.NDArray[np.float64]) -> None:
-        """Set what may not follow to -inf, in place. At the end only end tokens are left."""
-        ...
-
-    def accept(self, token: int) -> None:
-        """The row's pick."""
-        ...
+    def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
+        """The tokens of a text."""

@@ -1,0 +1,126 @@
+"""The doors to structured output: a check before a request is queued, and the engine's object.
+
+A form that cannot be enforced is an error that names the keyword and its place; there is no way
+from here to an answer without the form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from strata.core.errors import InputError
+from strata.engine.constraint import GrammarConstraint, grammar_error, schema_error, table_of
+from strata.formats.text import quoted
+from strata.serve.text.grammar import grammar_of
+from strata.serve.text.specs import ConstraintSpec, TokenizerLike
+
+_MAX_TRIED = 300
+_UNMET = "Unsatisfiable schema"
+_UNKNOWN = re.compile(r"Unimplemented keys: \[(.*)\]")
+_IN_MAP = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_IN_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
+_IN_ONE = (
+    "items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames",
+    "unevaluatedItems", "unevaluatedProperties", "additionalItems",
+)  # fmt: skip
+_OLD = ("divisibleBy", "disallow", "extends")
+"""Keywords of old drafts that the library passes over in silence."""
+
+
+def check_constraint(spec: ConstraintSpec) -> None:
+    """InputError that names the keyword or pattern that cannot be enforced, and its place."""
+    for place, schema in _asked_schemas(spec):
+        _check_schema(schema, place)
+    error = grammar_error(grammar_of(spec, lambda spelling: False))
+    if error is not None:
+        raise InputError(f"the {spec.kind} asked for cannot be enforced: {_brief(error)}")
+
+
+def constraint_for(spec: ConstraintSpec, tokenizer: TokenizerLike) -> GrammarConstraint:
+    """The object that masks one answer's logits."""
+    controls = {
+        tokenizer.token_bytes(token).decode("utf-8", "replace")
+        for token in range(tokenizer.n_vocab)
+        if tokenizer.is_control(token)
+    }
+    table = table_of(tokenizer)
+    return GrammarConstraint(grammar_of(spec, controls.__contains__), table)
+
+
+def _asked_schemas(spec: ConstraintSpec) -> Iterator[tuple[str, Any]]:
+    """(where it stands, the schema) of everything that must validate."""
+    if spec.kind == "json_schema":
+        yield "the schema", spec.value
+    elif spec.kind == "tool_calls":
+        for tool in spec.value["tools"]:
+            yield f"the parameters of {tool['name']}", tool.get("parameters") or {}
+
+
+def _check_schema(schema: Any, where: str) -> None:
+    if not isinstance(schema, Mapping | bool):
+        raise InputError(f"{where} must be an object, not {quoted(str(schema), 60)}")
+    for pointer, part in islice(_parts(schema, ""), _MAX_TRIED):
+        old = next((key for key in _OLD if key in part), None)
+        if old:
+            raise InputError(f"{where} cannot be enforced: {old!r} at {pointer or '/'}")
+    error = schema_error(schema)
+    if error is None:
+        return
+    unknown = _UNKNOWN.search(error)
+    if unknown:
+        keys = re.findall(r'"((?:[^"\\]|\\.)*)"', unknown.group(1))
+        for pointer, part in _parts(schema, ""):
+            found = next((key for key in keys if key in part), None)
+            if found:
+                raise InputError(
+                    f"{where} cannot be enforced: the keyword {found!r} at {pointer or '/'} is not "
+                    f"supported"
+                )
+    pointer, error = _innermost(schema, error)
+    raise InputError(f"{where} cannot be enforced: at {pointer or '/'}: {_brief(error)}")
+
+
+def _innermost(schema: Any, error: str) -> tuple[str, str]:
+    """Where the smallest part stands that fails by itself in the same way, and its words."""
+    found, words = "", error
+    shared = {}
+    if isinstance(schema, Mapping):
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    for pointer, part in islice(_parts(schema, ""), _MAX_TRIED):
+        inside = pointer.startswith(("/$defs", "/definitions"))
+        alone = schema_error(part if inside else {**shared, **part}) or ""
+        unmet = error.startswith(_UNMET) and alone.startswith(_UNMET)
+        if len(pointer) > len(found) and (alone == error or unmet):
+            found, words = pointer, alone
+            if "pattern" in part and _pattern_error(part["pattern"]):
+                found += "/pattern"
+    return found, words
+
+
+def _pattern_error(pattern: Any) -> bool:
+    return schema_error({"type": "string", "pattern": pattern}) is not None
+
+
+def _brief(error: str) -> str:
+    """The library's words without its picture of the place."""
+    return re.sub(r"^(at )?\d+\(\d+\): ", "", error.split(" 1 | ")[0])[:240]
+
+
+def _parts(schema: Any, pointer: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(JSON pointer, schema) of a schema and all schemas in it, outer ones first."""
+    if not isinstance(schema, Mapping):
+        return
+    yield pointer, schema
+    for key in _IN_ONE:
+        yield from _parts(schema.get(key), f"{pointer}/{key}")
+    for key in _IN_LIST:
+        for i, part in enumerate(schema[key] if isinstance(schema.get(key), list) else ()):
+            yield from _parts(part, f"{pointer}/{key}/{i}")
+    for key in _IN_MAP:
+        children = schema.get(key)
+        for name, part in children.items() if isinstance(children, Mapping) else ():
+            step = str(name).replace("~", "~0").replace("/", "~1")
+            yield from _parts(part, f"{pointer}/{key}/{step}")

@@ -1,0 +1,198 @@
+"""Schemas that cannot be enforced, named with their place; grammars of calls in every format.
+
+Expectations: the places are JSON pointers written by hand; calls are read back by the parsers.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.core.errors import InputError
+from strata.engine.constraint import GrammarConstraint
+from strata.serve.text.constraints import check_constraint, constraint_for
+from strata.serve.text.parsers import HARMONY_END
+from strata.serve.text.specs import ConstraintSpec
+from tests.serve.text.kit import HINTS, TOOLS, parse
+
+STRING = {"type": "string"}
+DEFS = {"$defs": {"a": {"type": "string", "format": "zonk"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "place"),
+    [
+        (
+            {"properties": {"a": {"type": "string", "pattern": "("}}},
+            "regex",
+            "/properties/a/pattern",
+        ),
+        ({"properties": {"x/y": {"items": {"uniqueItems": True}}}}, "'uniqueItems'", "/x~1y/items"),
+        ({"anyOf": [{"type": "null"}, {"not": {}}]}, "'not'", "/anyOf/1"),
+        ({"if": {}, "then": {}}, "'if'", "at / "),
+        ({"type": "foo"}, "foo", "at /:"),
+        ({**DEFS, "items": {"$ref": "#/$defs/a"}}, "zonk", "at /$defs/a:"),
+        (
+            {
+                "type": "array",
+                "minItems": 1,
+                "items": {"type": "string", "minLength": 3, "maxLength": 1},
+            },
+            "minLength",
+            "at /items:",
+        ),
+        ({"properties": {"a": {"divisibleBy": 2}}}, "'divisibleBy'", "/properties/a"),
+        ({"$ref": "#/nowhere"}, "nowhere", "at /"),
+        (["string"], "must be an object", ""),
+        (False, "false", ""),
+    ],
+)
+def test_c33_bad_schemas_name_keyword_and_place(schema: Any, keyword: str, place: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_constraint(ConstraintSpec("json_schema", schema))
+    assert keyword in str(caught.value) and place in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ConstraintSpec("regex", "(a"),
+        ConstraintSpec("regex", "a(?=b)"),
+        ConstraintSpec("regex", ""),
+        ConstraintSpec("grammar", "start: nowhere"),
+        ConstraintSpec("grammar", None),
+        ConstraintSpec("choice", []),
+        ConstraintSpec("choice", [""]),
+        ConstraintSpec("tool_calls", {"tools": []}),
+        ConstraintSpec("tool_calls", {"tools": [
+            {"name": "a", "parameters": {"properties": {"b": {"not": {}}}}}]}),
+    ],
+)  # fmt: skip
+def test_other_bad_forms(spec: ConstraintSpec) -> None:
+    with pytest.raises(InputError) as caught:
+        check_constraint(spec)
+    assert "\n" not in str(caught.value)
+
+
+class Bytes:
+    """A vocabulary of bytes and the control tokens of every format."""
+
+    controls = (
+        "<|end_of_text|>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>",
+        "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    )  # fmt: skip
+    n_vocab = 256 + len(controls)
+    eos_ids = (256,)
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else self.controls[token - 256].encode()
+
+    def is_control(self, token: int) -> bool:
+        return token >= 256
+
+    def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
+        return list(text.encode())
+
+
+BYTES = Bytes()
+
+
+def written(constraint: GrammarConstraint, seed: int, form: str) -> str | None:
+    """A random text the grammar admits, ends preferred; None when it does not end in time."""
+    rng = np.random.default_rng(seed)
+    likes = dict.fromkeys(b'\n<>/}",eopg', 3.0)
+    data, marked = bytearray(), ""
+    for _ in range(400):
+        row = rng.gumbel(size=BYTES.n_vocab)
+        for letter, more in likes.items():
+            row[letter] += more
+        row[256:] += 6
+        row[128:256] -= 4
+        constraint.mask(row)
+        token = int(row.argmax())
+        constraint.accept(token)
+        if constraint.ended:
+            return marked + data.decode("utf-8", "replace")
+        if token < 256:
+            data.append(token)
+        else:
+            marked += data.decode("utf-8", "replace")
+            data.clear()
+            marked += f"\ufdd0{BYTES.token_bytes(token).decode()}\ufdd1"
+    return None
+
+
+@pytest.mark.parametrize("only", [None, "write"])
+@pytest.mark.parametrize("form", HINTS)
+def test_required_calls_are_read_back_and_validate(form: str, only: str | None) -> None:
+    family, hint = HINTS[form]
+    tools = [
+        {"name": "now", "parameters": {}},
+        {"name": "write", "parameters": {
+            "type": "object",
+            "properties": {"mode": {"type": "integer"}, "k": {"enum": ["a", "b"]},
+                           "force": {"type": "boolean"}},
+            "required": ["mode", "k"], "additionalProperties": False}},
+    ]  # fmt: skip
+    end = HARMONY_END if form == "harmony" else None
+    value = {"tools": tools, "only": only, "family": family, "template_hint": hint}
+    spec = ConstraintSpec("tool_calls", value, end)
+    check_constraint(spec)
+    n_ended = 0
+    for seed in range(6):
+        text = written(constraint_for(spec, BYTES), seed, form)
+        if text is None:
+            continue
+        n_ended += 1
+        answer = parse(form, text, tools=TOOLS)
+        assert answer.calls and not answer.content.strip()
+        for call in answer.calls:
+            value_of = json.loads(call.arguments or "{}")
+            assert call.name == "write" if only else call.name in ("now", "write")
+            if call.name == "write":
+                assert isinstance(value_of["mode"], int) and value_of["k"] in ("a", "b")
+    assert n_ended >= 3
+
+
+@pytest.mark.parametrize("form", HINTS)
+def test_calls_that_may_lack_still_validate(form: str) -> None:
+    family, hint = HINTS[form]
+    tool = {
+        "name": "write",
+        "parameters": {"properties": {"k": {"enum": ["a"]}}, "required": ["k"]},
+    }
+    value = {"tools": [tool], "required": False, "family": family, "template_hint": hint}
+    spec = ConstraintSpec("tool_calls", value, HARMONY_END if form == "harmony" else None)
+    check_constraint(spec)
+    answers = [written(constraint_for(spec, BYTES), seed, form) for seed in range(4)]
+    for text in filter(None, answers):
+        for call in parse(form, text, tools=TOOLS).calls:
+            assert (call.name, call.value) == ("write", {"k": "a"})
+
+
+def test_strict_tools_refuse_what_their_format_cannot_hold() -> None:
+    schema = {"properties": {"t": {"type": "string", "maxLength": 3}}}
+    tool = {"name": "a", "parameters": schema, "strict": True}
+    family, hint = HINTS["qwen"]
+    value = {"tools": [tool], "family": family, "template_hint": hint}
+    with pytest.raises(InputError, match="'maxLength' at /properties/t"):
+        check_constraint(ConstraintSpec("tool_calls", value))
+
+
+def test_free_thinking_comes_first() -> None:
+    spec = ConstraintSpec("regex", "[0-9]", "</think>")
+    made = constraint_for(spec, BYTES)
+    for letter in b"because\n</thin":
+        made.mask(row := np.zeros(BYTES.n_vocab))
+        assert row[letter] == 0 and row[256] == -np.inf
+        made.accept(letter)
+    for letter in b"k>\n7":
+        made.mask(row := np.zeros(BYTES.n_vocab))
+        made.accept(letter)
+    made.mask(row := np.zeros(BYTES.n_vocab))
+    assert np.flatnonzero(row == 0).tolist() == [256]
