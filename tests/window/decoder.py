@@ -127,6 +127,8 @@ class MixerOf:
         self.spec: Any = ckpt.spec.layers[layer].mixer
         self.eps = ckpt.spec.norm_eps
         self._ckpt, self._prefix = ckpt, f"layers.{layer}."
+        # the records are kept with the result, so that an id stays theirs
+        self._known: dict[tuple[int, ...], tuple[tuple[Record, ...], tuple[Tensor, Tensor]]] = {}
 
     def w(self, role: str) -> Tensor:
         """A weight of this layer."""
@@ -227,30 +229,40 @@ class MixerOf:
 
     def _delta(self, x_D: Tensor, records: Sequence[Record]) -> Tensor:
         spec = self.spec
-        taps_NP, n_key = self.w("gdn.conv"), spec.n_k_heads * spec.k_dim
-        zero = torch.zeros_like(records[0]["column"])
-        head = torch.arange(spec.n_v_heads)
-        grouped = spec.head_order == "grouped"
-        head = head // (spec.n_v_heads // spec.n_k_heads) if grouped else head % spec.n_k_heads
-        state = x_D.new_zeros(spec.n_v_heads, spec.k_dim, spec.v_dim)
-        for t, record in enumerate(records):
-            past = range(t - spec.conv_taps + 1, t + 1)
-            columns = [records[j]["column"] if j >= 0 else zero for j in past]
-            y = sum(c * taps_NP[:, i] for i, c in enumerate(columns))
-            assert isinstance(y, Tensor)
-            q, k, v = torch.nn.functional.silu(y).split((n_key, n_key, spec.n_v_heads * spec.v_dim))
-            q, k = (
-                (z * torch.rsqrt(z.pow(2).sum(-1, keepdim=True) + 1e-6))[head]
-                for z in (q.view(spec.n_k_heads, -1), k.view(spec.n_k_heads, -1))
-            )
-            state = state * record["keep"][:, None, None]
-            stored = (state * k.unsqueeze(-1)).sum(1)
-            u = (v.view(spec.n_v_heads, -1) - stored) * record["beta"].unsqueeze(-1)
-            state = state + k.unsqueeze(-1) * u.unsqueeze(1)
+        state, q = self._state_after(tuple(records))
         out = (state * q.unsqueeze(-1)).sum(1) / spec.k_dim**0.5
         z = (self.w("gdn.z") @ x_D).view(spec.n_v_heads, -1)
         opened = torch.sigmoid(z) if spec.output_gate == "sigmoid" else torch.nn.functional.silu(z)
         return self.w("gdn.out") @ (norm(out, self.w("gdn.norm"), self.eps) * opened).flatten()
+
+    def _state_after(self, records: tuple[Record, ...]) -> tuple[Tensor, Tensor]:
+        """The matrices after these records, and the last one's query; known ones are looked up."""
+        spec, key = self.spec, tuple(id(record) for record in records)
+        if key in self._known:
+            return self._known[key][1]
+        n_key, n_value = spec.n_k_heads * spec.k_dim, spec.n_v_heads * spec.v_dim
+        if not records:
+            empty = self.w("gdn.a").new_zeros(spec.n_v_heads, spec.k_dim, spec.v_dim)
+            return empty, empty
+        state, _ = self._state_after(records[:-1])
+        record, taps_NP = records[-1], self.w("gdn.conv")
+        y = torch.zeros_like(record["column"])
+        for back in range(min(spec.conv_taps, len(records))):
+            y = y + records[-1 - back]["column"] * taps_NP[:, spec.conv_taps - 1 - back]
+        q, k, v = torch.nn.functional.silu(y).split((n_key, n_key, n_value))
+        head = torch.arange(spec.n_v_heads)
+        grouped = spec.head_order == "grouped"
+        head = head // (spec.n_v_heads // spec.n_k_heads) if grouped else head % spec.n_k_heads
+        q, k = (
+            (z * torch.rsqrt(z.pow(2).sum(-1, keepdim=True) + 1e-6))[head]
+            for z in (q.view(spec.n_k_heads, -1), k.view(spec.n_k_heads, -1))
+        )
+        state = state * record["keep"][:, None, None]
+        stored = (state * k.unsqueeze(-1)).sum(1)
+        u = (v.view(spec.n_v_heads, -1) - stored) * record["beta"].unsqueeze(-1)
+        state = state + k.unsqueeze(-1) * u.unsqueeze(1)
+        self._known[key] = records, (state, q)
+        return state, q
 
 
 class Decoder:
@@ -275,6 +287,12 @@ class Decoder:
             records += left[:n]
         for rows in self._into_ngram.values():
             del rows[len(self.tokens) :]
+
+    def cut(self, n: int) -> None:
+        """Go back to the first n tokens: their records are as they were then."""
+        del self.tokens[n:]
+        for records in (*self._kept, *self._into_ngram.values()):
+            del records[n:]
 
     def run(self, window: Sequence[int], exact: bool = False) -> Tensor:
         """Logits [T, V]; exact: nothing is late (a prompt chunk)."""

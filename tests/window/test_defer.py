@@ -68,7 +68,14 @@ def slow(runner: WindowRunner, delays: dict[int, float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "defer", [{}, {"defer_cpu": "1"}, {"defer_cpu": "1", "defer_cpu_below": 0.3}]
+    "defer",
+    [
+        {},
+        {"defer_cpu": "1"},
+        {"defer_cpu": "1", "defer_cpu_below": 0.3},
+        {"defer_cpu": "repair"},
+        {"defer_cpu": "repair", "defer_cpu_below": 0.3},
+    ],
 )
 def test_slow_workers_change_no_bit(defer: dict[str, object]) -> None:
     """Delays of 0, 5 and 50 ms in random layers (C20)."""
@@ -82,7 +89,7 @@ def test_slow_workers_change_no_bit(defer: dict[str, object]) -> None:
             assert np.array_equal(model.logits(tokens, through="windows", window=2), expected)
 
 
-@pytest.mark.parametrize("mode", ["0", "1"])
+@pytest.mark.parametrize("mode", ["0", "1", "repair"])
 def test_a_removed_wait_is_caught_by_a_slow_worker(mode: str) -> None:
     """The build with one wait taken out reads rows that are not there: NaN from the poison, never
     the right answer."""
@@ -90,7 +97,7 @@ def test_a_removed_wait_is_caught_by_a_slow_worker(mode: str) -> None:
     with strata.load(path, device="cpu", poison=True, defer_cpu=mode) as model:
         runner = model.engine.runner
         recorded = runner.window(1)
-        name = "wait_late" if mode == "1" else "wait_cpu"
+        name = "wait_cpu" if mode == "0" else "wait_late"
         at = recorded.program.index(f"{name}:1")
         steps = list(recorded.program.steps)
         steps[at] = replace(steps[at], launch=lambda: None)
