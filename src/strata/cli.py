@@ -20,12 +20,15 @@ from strata.core.log import LOG, log_to
 COMMANDS = {
     "run": "answer one prompt",
     "chat": "talk, turn by turn",
+    "serve": "serve a model over HTTP",
     "inspect": "show what is in a model file",
     "explain": "print the steps of one window and where its experts are computed",
     "plan": "say how much memory a model takes, and whether it fits",
     "quality": "measure what lossy settings change, by position",
+    "tune": "find the fastest setting within a quality budget",
     "logpos": "write the model's log-probabilities of a text",
     "bench": "measure: decode speed, arms against each other, CPU kernels, cache policies",
+    "doctor": "say what this machine is, what will be slow, and how fast a model will answer",
 }
 """Command and what it does; ``cli_<command>.py`` has ``main(arguments) -> exit code``."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from strata.core.errors import EngineError, InputError, NumericsError
+from strata.core.errors import EngineError, InputError, NumericsError, SettingError
 from strata.core.settings import Settings
 from strata.core.types import Place
 from strata.engine.prefill import ReadProgress, read_prompt
@@ -97,6 +97,26 @@ class Engine:
         self.state.reset()
         self._void = False
 
+    @property
+    def mode(self) -> str:
+        """How windows run now: "exact", or the name of what changes the output."""
+        return self.runner.variant.name
+
+    def select(self, overlap: str) -> Callable[[], None]:
+        """Run windows as a request's ``overlap`` says, until the returned function is called.
+        SettingError for what this engine cannot do."""
+        before, found = self.runner.variant, self.runner.overlaps.get(overlap)
+        if found is None:
+            raise SettingError(
+                f"overlap {overlap}: this engine only does {', '.join(self.runner.overlaps)}"
+            )
+        self.runner.variant = found
+
+        def back() -> None:
+            self.runner.variant = before
+
+        return back
+
     def read_prompt(self, tokens: Sequence[int], progress: ReadProgress | None = None) -> Logits:
         """Commit the tokens; logits float32 [V] after the last. ContextLengthError before any
         work."""
@@ -105,6 +125,25 @@ class Engine:
             logits = read_prompt(self.runner, tokens, self.settings.prompt_chunk, progress=progress)
             last = _finite_copy(logits, self.length - 1)[0]
             return np.asarray(last)
+
+    def score(
+        self,
+        tokens: Sequence[int],
+        each: Callable[[int, Logits], None],
+        progress: ReadProgress | None = None,
+    ) -> Logits:
+        """Read a new sequence of these tokens and tell the logits after each: each(first position,
+        logits float32 [n, V]), chunk by chunk. Logits [V] after the last."""
+        self.reset()
+        self._require_tokens(tokens)
+
+        def checked(start: int, rows: torch.Tensor) -> None:
+            each(start, _finite_copy(rows, start))
+
+        with self._voiding():
+            chunk = self.settings.prompt_chunk
+            last = read_prompt(self.runner, tokens, chunk, progress=progress, each=checked)
+            return np.asarray(_finite_copy(last, self.length - 1)[0])
 
     def run_window(self, tokens: Sequence[int]) -> Logits:
         """Logits float32 [T, V] of a verify window of 1..8 tokens; nothing is committed yet.

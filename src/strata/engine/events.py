@@ -96,7 +96,11 @@ class Report:
     prompt_s: float = 0.0
     decode_s: float = 0.0
     """Seconds of work after the prompt; the reader's own time is left out."""
+    mode: str = "exact"
+    """How its windows ran: "exact", or the name of what changes the output."""
     finish: str | None = None
+    stop_text: str | None = None
+    """The stop text that ended it, when one did."""
     drafts: DraftCounts = field(default_factory=DraftCounts)
     more: Callable[[], list[str]] = list
     """Further lines, about the windows since they were last asked for."""
@@ -120,6 +124,7 @@ class Report:
             f"{self.reuse.line()}, {self.prompt_tokens_s:.1f} tokens/s",
             f"answer: {self.drafts.emitted} tokens, {self.decode_tokens_s:.1f} tokens/s, "
             f"finish {self.finish or 'interrupted'}{seed}",
+            *([] if self.mode == "exact" else [f"windows: {self.mode} (changes the output)"]),
             *self.drafts.lines(),
             *self.more(),
         ]

@@ -32,19 +32,25 @@ def read_prompt(
     *,
     all_logits: bool = False,
     progress: ReadProgress | None = None,
+    each: Callable[[int, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """Commit all tokens; logits [T, V] of every position, or [1, V] of the last. ContextLengthError
-    before any work."""
+    before any work.
+
+    each: told every chunk's first position and logits [n, V] instead of keeping them."""
     runner.state.require_room(len(tokens))
     base = runner.state.length
     total = base + len(tokens)
     out: list[torch.Tensor] = []
     for start, stop in cuts(base, total, chunk_tokens):
         n = stop - start
-        n_head = n if all_logits else int(stop == total)
+        n_head = n if all_logits or each else int(stop == total)
         recorded = runner.chunk(n, n_head)
         logits = runner.run(recorded, tokens[start - base : stop - base])
-        if n_head:
+        if each is not None:
+            each(start, logits)
+            logits = logits[-1:]
+        if n_head and (each is None or stop == total):
             out.append(logits.clone())
         runner.commit(n)
         if progress is not None:

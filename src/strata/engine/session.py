@@ -47,6 +47,15 @@ class EngineLike(Protocol):
         """The committed tokens."""
         ...
 
+    @property
+    def mode(self) -> str:
+        """How windows run: "exact", or what changes the output."""
+        ...
+
+    def select(self, overlap: str) -> Callable[[], None]:
+        """Run windows as a request's ``overlap`` says, until the result is called."""
+        ...
+
     def reset(self) -> None:
         """Commit nothing; usable again after a failure."""
         ...
@@ -173,6 +182,8 @@ class Session:
             raise ContextLengthError(len(prompt), self.engine.context_tokens)
         sampler = Sampler(settings, self.engine.n_vocab, constraint)
         self.end()
+        if settings.overlap != "auto":
+            self.engine.select(settings.overlap)()  # refused here, before any work
         decoder = decoder or self.decoder()
         self._answer = Answer(self, list(prompt), settings, sampler, decoder, progress, picked)
         return self._answer
@@ -185,7 +196,7 @@ class Session:
         self, prompt: Sequence[int], progress: Callable[[int, int], None] | None = None
     ) -> tuple[Logits, Reuse]:
         """Read a prompt, reusing what is kept of it; logits [V] after the last token."""
-        reuse = self.memory.arrange(prompt)
+        reuse = self.memory.arrange(prompt, exact_only=self.engine.mode == "exact")
         fresh = prompt[reuse.reused_tokens :]
         if fresh:
             progress = self.memory.reading(prompt, reuse, progress)
@@ -197,7 +208,7 @@ class Session:
 
     def keep(self, rows_TV: Logits, n: int) -> None:
         """Commit the first n tokens of the window just run."""
-        self.memory.wrote_window()
+        self.memory.wrote_window(exact=self.engine.mode == "exact")
         self.engine.commit(n)
         if n:
             self.memory.set_row(rows_TV[n - 1])
@@ -220,6 +231,7 @@ class Answer:
         self._sampler = sampler
         self._progress = progress
         self._picked = picked
+        self._overlap = settings.overlap
         self._tokens = prompt
         self._n_prompt = len(prompt)
         room = session.engine.context_tokens - len(prompt) + 1  # the last one need not be stored
@@ -247,6 +259,8 @@ class Answer:
 
     def _write(self) -> Generator[TokenEvent, None, None]:
         session, report = self._session, self.report
+        back = _nothing if self._overlap == "auto" else session.engine.select(self._overlap)
+        report.mode = session.engine.mode
         try:
             self._clock = time.perf_counter()
             self._sampler.plan([])
@@ -266,6 +280,8 @@ class Answer:
         except BaseException as error:
             session.void(error)
             raise
+        finally:
+            back()
 
     def _window(self, window: list[int]) -> Generator[TokenEvent, None, int | None]:
         """Run the last token and its drafts, hand out the picks as far as they agree, and commit
@@ -316,7 +332,7 @@ class Answer:
         counts.emitted += 1
         counts.proposable += drafter.vocabulary is None or token in drafter.vocabulary
         event = self._event(token)
-        self.report.finish = event.finish
+        self.report.finish, self.report.stop_text = event.finish, self._scanner.found
         return event
 
     def _event(self, token: int) -> TokenEvent:
@@ -340,3 +356,7 @@ class Answer:
             yield event
         finally:
             self._clock = time.perf_counter()
+
+
+def _nothing() -> None:
+    pass

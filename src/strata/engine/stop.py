@@ -16,6 +16,8 @@ class StopScanner:
         self._stops = tuple(stops)
         self._longest = max((len(stop) for stop in stops), default=0)
         self._held = ""
+        self.found: str | None = None
+        """The stop text that ended the text, once one did."""
 
     def push(self, piece: str) -> tuple[str, bool]:
         """(text that is certain now, whether a stop text was found). After a find nothing more is
@@ -39,7 +41,11 @@ class StopScanner:
     def _first_complete(self, text: str) -> int | None:
         """Start of the stop text that ends first; of those the one that begins first."""
         ends = [(at + len(s), at) for s in self._stops if (at := text.find(s)) >= 0]
-        return min(ends)[1] if ends else None
+        if not ends:
+            return None
+        end, start = min(ends)
+        self.found = text[start:end]
+        return start
 
     def _undecided(self, text: str) -> int:
         """Length of the longest end of text that begins a stop text."""

@@ -132,6 +132,12 @@ class Tokenizer:
         """Whether the checkpoint has a chat template."""
         return bool(self._templates)
 
+    @property
+    def template_source(self) -> str:
+        """Jinja2 source of the default chat template; empty without one."""
+        template = self._templates.get("default")
+        return template.source if template else ""
+
     def chat_prompt(
         self,
         messages: Sequence[Mapping[str, Any]],

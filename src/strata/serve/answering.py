@@ -99,6 +99,7 @@ def report_data(report: Report) -> dict[str, Any]:
         "first_difference": report.reuse.first_difference,
         "inexact_tokens": report.reuse.inexact_tokens,
         "seed": report.seed,
+        "stop_text": report.stop_text,
         "prompt_s": report.prompt_s,
         "decode_s": report.decode_s,
         "drafts": asdict(report.drafts),

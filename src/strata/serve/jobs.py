@@ -96,16 +96,22 @@ class Job:
 
 
 class Jobs:
-    """The queue. start and cancel are told when the engine must do something."""
+    """The queue. start and cancel are told when the engine must do something, on_end when a job
+    is over."""
 
     def __init__(
-        self, most: int, start: Callable[[Job], None], cancel: Callable[[Job], None]
+        self,
+        most: int,
+        start: Callable[[Job], None],
+        cancel: Callable[[Job], None],
+        on_end: Callable[[Job, End], None] = lambda job, end: None,
     ) -> None:
         self.running: Job | None = None
         self.waiting: deque[Job] = deque()
         self._most = most
         self._start = start
         self._cancel = cancel
+        self.on_end = on_end
         self._ids = itertools.count(1)
         self._open = False
 
@@ -135,7 +141,7 @@ class Jobs:
             self._cancel(job)
         elif job in self.waiting:
             self.waiting.remove(job)
-            job.push(End(job.request.id, "cancelled"))
+            self._end(job, End(job.request.id, "cancelled"))
 
     def open(self) -> None:
         """The engine is ready for work."""
@@ -148,7 +154,7 @@ class Jobs:
         job, self.running = self.running, None
         if job is not None:
             finish = "cancelled" if job.cancelled is not None else "error"
-            job.push(End(job.request.id, finish, {}, error or "stopped", "EngineDied"))
+            self._end(job, End(job.request.id, finish, {}, error or "stopped", "EngineDied"))
         return job
 
     def refuse_all(self, error: str) -> None:
@@ -156,7 +162,7 @@ class Jobs:
         self.close(error)
         while self.waiting:
             job = self.waiting.popleft()
-            job.push(End(job.request.id, "error", {}, error, "Stopping"))
+            self._end(job, End(job.request.id, "error", {}, error, "Stopping"))
 
     def event(self, event: JobEvent) -> Job | None:
         """Hand an event of the engine to its job; the job."""
@@ -165,10 +171,15 @@ class Jobs:
             return None  # of a job that ended when the engine was restarted
         if isinstance(event, End):
             self.running = None
-        job.push(event)
-        if isinstance(event, End):
+            self._end(job, event)
             self._next()
+        else:
+            job.push(event)
         return job
+
+    def _end(self, job: Job, end: End) -> None:
+        job.push(end)
+        self.on_end(job, end)
 
     def _next(self) -> None:
         if self._open and self.running is None and self.waiting:

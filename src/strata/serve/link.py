@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,17 +74,17 @@ class Link(asyncio.Protocol):
         silence_s: float,
         max_queue: int,
         command: Sequence[str] = ENGINE,
-        on_end: Callable[[Job, End], None] = lambda job, end: None,
     ) -> None:
         self.health = Health()
         self.jobs = Jobs(max_queue, self._start_job, self._cancel_job)
         self.refused: asyncio.Future[str] | None = None
         """Set when the very first load failed for a reason only the caller can mend."""
+        self.last: dict[str, Any] = {}
+        """Report of the last request that ended well."""
         self._load = load
         self._silence_s = silence_s
         self._obey_s = min(silence_s, LONGEST_CANCEL_S)
         self._command = list(command)
-        self._on_end = on_end
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._frames = Frames()
@@ -269,7 +269,7 @@ class Link(asyncio.Protocol):
             self._pulse_at = time.monotonic()
             job = self.jobs.event(message)
             if job is not None and isinstance(message, End):
-                self._on_end(job, message)
+                self.last = message.report or self.last
         elif isinstance(message, Pong):
             self._pong_at = time.monotonic()
             if message.pulse != self._pulse:

@@ -154,6 +154,8 @@ def settings_table(settings: Settings, sources: dict[str, str]) -> dict[str, dic
             "value": info.show(value),
             "source": source,
             "unit": info.unit,
-            "changes_output": info.changes_output and value != info.default,
+            "changes_output": info.changes_output
+            and value != info.default
+            and source not in (DEFAULT, AUTO),
         }
     return table

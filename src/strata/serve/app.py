@@ -1,0 +1,85 @@
+"""The HTTP application: routes, errors, and the door around it all. Imports no torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from strata import __version__
+from strata.serve import anthropic, misc_routes, openai_chat, openai_completions, openai_responses
+from strata.serve.errors import ApiError
+from strata.serve.guard import App, Guard
+from strata.serve.server import Server
+from strata.serve.streams import ClientGone
+
+CLIENT_GONE = 499
+"""Nobody reads it; the access log of a proxy does."""
+
+
+def make_app(server: Server) -> App:
+    """The application for a server that is not started yet; its lifespan starts and stops it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await server.start()
+        yield
+        await server.stop()
+
+    app = FastAPI(
+        title="Strata", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
+    for module in (
+        openai_chat,
+        openai_completions,
+        openai_responses,
+        anthropic,
+        misc_routes,
+    ):
+        app.include_router(module.router(server))
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(RequestValidationError, _invalid_body)
+    app.add_exception_handler(HTTPException, _no_route)
+    app.add_exception_handler(ClientGone, _gone)
+    app.add_exception_handler(Exception, _fault)
+    guard = Guard(app, server.settings)
+    guard.routes = app.routes  # type: ignore[attr-defined]
+    return guard
+
+
+async def _api_error(request: Request, error: Any) -> Response:
+    return JSONResponse(error.body(request.url.path), error.status, headers=error.headers)
+
+
+async def _invalid_body(request: Request, error: Any) -> Response:
+    """Where the body is wrong and how, in the manner of the route."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    known = ApiError(
+        400, f"{place or 'the body'}: {first['msg']}", "invalid_request", field=place or None
+    )
+    return await _api_error(request, known)
+
+
+async def _no_route(request: Request, error: Any) -> Response:
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    known = ApiError(error.status_code, str(error.detail), codes.get(error.status_code, "error"))
+    headers = {**(error.headers or {}), **known.headers}
+    return JSONResponse(known.body(request.url.path), known.status, headers=headers)
+
+
+async def _gone(request: Request, error: Any) -> Response:
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _fault(request: Request, error: Any) -> Response:
+    """A fault of ours: logged with its trace, told without."""
+    logging.getLogger("strata").error("fault in %s", request.url.path, exc_info=error)
+    known = ApiError(500, "the server failed on this request; its log says how", "internal_error")
+    return await _api_error(request, known)

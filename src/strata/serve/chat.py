@@ -1,0 +1,138 @@
+"""Conversations to an Ask: what the three chat APIs have in common once their bodies are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from strata.core.log import LOG
+from strata.serve.errors import ApiError
+from strata.serve.generation import Ask
+from strata.serve.server import Server
+from strata.serve.text.parsers import parser_for, reasoning_end
+from strata.serve.text.prompt import Conversation, ToolChoice, template_tools
+from strata.serve.text.specs import ConstraintSpec, ToolSpec
+from strata.serve.text.template_style import Effort, effort_variables
+
+
+@dataclass
+class ChatRequest:
+    """A chat request in common form. form: the constraint on the answer's content, without its
+    reasoning_end."""
+
+    kind: str
+    conversation: Conversation
+    sampling: dict[str, Any]
+    tools: Sequence[ToolSpec] = ()
+    choice: ToolChoice = field(default_factory=ToolChoice)
+    effort: Effort | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    form: ConstraintSpec | None = None
+    n: int = 1
+    logprobs: int = -1
+    warnings: list[str] = field(default_factory=list)
+    reasoning: bool = True
+
+
+async def chat_ask(server: Server, chat: ChatRequest) -> Ask:
+    """Render the prompt, check everything; ApiError."""
+    text = server.text
+    for warning in chat.conversation.warnings:
+        LOG.warning("%s: %s", chat.kind, warning)
+    variables = dict(chat.variables)
+    if chat.effort is not None:
+        asked = effort_variables(text.style, chat.effort)
+        if not asked:
+            chat.warnings.append("this model's template knows no effort of thinking")
+        variables = {**asked, **variables}
+    tools = chat.tools if chat.choice.mode != "none" else ()
+
+    def render() -> tuple[list[int], str]:
+        ids = text.tokens.chat_prompt(
+            chat.conversation.messages,
+            tools=template_tools(chat.tools, chat.choice),
+            **variables,
+        )
+        return ids, text.tail(ids)
+
+    tokens, tail = await server.apart(render)
+    server.require_room(tokens)
+    family, template = text.family, text.template
+    constraint = _constraint(server, chat, tail)
+    server.require_constraint(constraint)
+    return Ask(
+        kind=chat.kind,
+        prompts=[tokens],
+        sampling=server.sampling(len(tokens), chat.sampling),
+        parser=lambda: parser_for(
+            family, template, tools, reasoning=chat.reasoning, prompt_tail=tail
+        ),
+        n=chat.n,
+        logprobs=chat.logprobs,
+        constraint=constraint,
+        warnings=chat.warnings,
+    )
+
+
+def _constraint(server: Server, chat: ChatRequest, tail: str) -> ConstraintSpec | None:
+    """The form of the answer: of the content, or of the calls that must be made."""
+    text = server.text
+    calls = chat.choice.mode == "required" or (
+        chat.choice.mode == "auto" and any(tool.strict for tool in chat.tools)
+    )
+    if chat.form is not None and chat.tools and chat.choice.mode != "none":
+        raise ApiError(
+            400,
+            "tools and a response format exclude each other here; set tool_choice to none or "
+            "leave the format away",
+            "invalid_request",
+            field="response_format",
+        )
+    if chat.form is None and not calls:
+        return None
+    end = reasoning_end(text.family, text.template, tail)
+    if chat.form is not None:
+        return ConstraintSpec(chat.form.kind, chat.form.value, end)
+    value = {
+        "tools": [{"name": t.name, "parameters": dict(t.parameters)} for t in chat.tools],
+        "required": chat.choice.mode == "required",
+        "only": chat.choice.only,
+        "parallel": chat.choice.parallel,
+        "family": text.family,
+        "template_hint": text.template,
+    }
+    return ConstraintSpec("tool_calls", value, end)
+
+
+def response_form(response_format: Any, other: Any = None) -> ConstraintSpec | None:
+    """The constraint of response_format (OpenAI), or of structured_outputs (vLLM's name for
+    regex, choice and grammar)."""
+    if isinstance(other, Mapping):
+        given = {name: value for name, value in other.items() if value is not None}
+        kinds = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+        if len(given) != 1 or next(iter(given)) not in kinds or response_format is not None:
+            raise ApiError(
+                400, f"structured_outputs must be one of {', '.join(kinds)}", "invalid_request",
+                field="structured_outputs",
+            )  # fmt: skip
+        name, value = next(iter(given.items()))
+        return ConstraintSpec(kinds[name], value)  # type: ignore[arg-type]
+    if response_format is None:
+        return None
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return ConstraintSpec("json_object")
+    if kind == "json_schema":
+        holder = response_format.get("json_schema", response_format)
+        schema = holder.get("schema") if isinstance(holder, Mapping) else None
+        if isinstance(schema, Mapping):
+            return ConstraintSpec("json_schema", dict(schema))
+    raise ApiError(
+        400,
+        "response_format must be text, json_object, or json_schema with a schema",
+        "invalid_request",
+        field="response_format",
+    )

@@ -1,0 +1,156 @@
+"""Puts a server together and runs it: settings in, exit code out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from strata.core.errors import InputError
+from strata.core.log import LOG
+from strata.core.setting_kinds import SettingInfo
+from strata.core.settings import SETTINGS
+from strata.core.settings_load import AUTO, DEFAULT, Effective
+from strata.serve.app import make_app
+from strata.serve.guard import require_safe_bind
+from strata.serve.link import ENGINE, Link
+from strata.serve.messages import Load
+from strata.serve.metrics import Metrics
+from strata.serve.model_text import ModelText, read_model_text, served_name
+from strata.serve.server import Server
+from strata.serve.status import facts
+
+BACKLOG = 512
+
+
+def make_server(
+    model: str,
+    asked: Effective,
+    *,
+    command: tuple[str, ...] = ENGINE,
+    text: ModelText | None = None,
+) -> Server:
+    """A server, not started. command, text: another engine and its words (tests)."""
+    settings = asked.settings
+    name = settings.served_name or served_name(model)
+    load = Load(model, *_asked(asked))
+    link = Link(load, silence_s=settings.silence_s, max_queue=settings.max_queue, command=command)
+    metrics = Metrics(name, lambda: facts(link))
+    server = Server(
+        asked,
+        link,
+        metrics,
+        ModelText(name, why_not=""),
+        (lambda: text) if text else (lambda: read_model_text(model, name)),
+    )
+    link.jobs.on_end = server.ended
+    return server
+
+
+def serve(model: str, asked: Effective) -> int:
+    """Serve until stopped; the exit code. InputError for what cannot be served at all."""
+    settings = asked.settings
+    require_safe_bind(settings)
+    if not model.startswith("synthetic:") and not Path(model).exists():
+        raise InputError(f"{model}: No such file or directory")
+    LOG.setLevel(logging.WARNING if settings.wire_log == "none" else logging.INFO)
+    return asyncio.run(_serve(make_server(model, asked)))
+
+
+async def _serve(server: Server) -> int:
+    settings = server.settings
+    listener = _listen(settings.host, settings.port)
+    config = uvicorn.Config(
+        make_app(server),
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        timeout_keep_alive=75,
+        limit_concurrency=None,
+    )
+    http = _Http(config)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    print(f"strata: http://{shown}:{port} answers; loading {server.text.name}", file=sys.stderr)
+    running = asyncio.create_task(http.serve(sockets=[listener]))
+    watcher = asyncio.create_task(_watch(server, http))
+    await running
+    watcher.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watcher
+    refused = server.link.refused
+    if refused is not None and refused.done() and not refused.cancelled():
+        raise InputError(refused.result())
+    return 0
+
+
+class _Http(uvicorn.Server):
+    """Ends with its exit code, not by sending itself the signal again."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """A first signal drains, a second one does not wait."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+
+async def _watch(server: Server, http: uvicorn.Server) -> None:
+    """Print the start-up report once; stop when the model can never be loaded."""
+    link = server.link
+    while link.health.phase != "ready":
+        if link.refused is not None and link.refused.done():
+            http.should_exit = True
+            return
+        await asyncio.sleep(0.05)
+    for line in link.health.info.get("report", []):
+        print(line, file=sys.stderr)
+    print("strata: ready", file=sys.stderr, flush=True)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens, before anything else happens, so that a port in use is one line."""
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, _, _, address = found[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return listener
+
+
+def _asked(asked: Effective) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values that somebody gave, as JSON, and where they came from."""
+    names = [n for n in SETTINGS if asked.sources[n] not in (DEFAULT, AUTO)]
+    names = [n for n in names if SETTINGS[n].scope != "serve"]
+    values = {name: _plain(SETTINGS[name], getattr(asked.settings, name)) for name in names}
+    return values, {name: asked.sources[name] for name in names}
+
+
+def _plain(info: SettingInfo, value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [list(item) if isinstance(item, tuple) else item for item in value]
+    return value

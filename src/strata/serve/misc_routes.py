@@ -1,0 +1,183 @@
+"""Models, tokens, health, metrics, status, and the web page."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from strata.core.settings import SETTINGS
+from strata.serve.bodies import Body, leftovers
+from strata.serve.errors import ApiError
+from strata.serve.metrics import CONTENT_TYPE
+from strata.serve.server import Server
+from strata.serve.status import readiness, status
+
+PAGE_TYPES = {
+    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml",
+}  # fmt: skip
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; object-src 'none'; "
+    "base-uri 'none'; frame-ancestors 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+class TokenizeBody(Body):
+    """Text, or messages, to ids."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    special: bool | None = False
+    with_pieces: bool | None = False
+
+
+class DetokenizeBody(Body):
+    """Ids to text."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+    skip_special_tokens: bool | None = False
+
+
+def router(server: Server) -> APIRouter:
+    """The routes."""
+    routes = APIRouter()
+    routes.include_router(_operation(server))
+    routes.include_router(_tokens(server))
+    routes.include_router(_page())
+    return routes
+
+
+def _operation(server: Server) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> Response:
+        return JSONResponse({"status": "ok"})
+
+    @routes.get("/ready")
+    async def ready() -> Response:
+        state = readiness(server.link)
+        if state["ready"] and not (server.text.tokenizer or server.text.why_not):
+            state |= {"ready": False, "phase": "loading", "detail": "reading the tokenizer"}
+        if state["ready"]:
+            return JSONResponse(state)
+        return JSONResponse(state, 503, headers={"Retry-After": "2"})
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        page = server.metrics.page(server.link.health.counters)
+        return Response(page, media_type=CONTENT_TYPE)
+
+    @routes.get("/v1/status")
+    async def server_status() -> Response:
+        settings = server.settings
+        shown = {
+            name: info.show(getattr(settings, name))
+            for name, info in SETTINGS.items()
+            if info.scope == "serve"
+        }
+        body = status(server.link, server.text.name, shown)
+        body["model"]["type"] = server.text.kind
+        body["sampling_defaults"] = server.text.sampling
+        return JSONResponse(body)
+
+    @routes.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [_model(server)]})
+
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        server.require_model(name)
+        return JSONResponse(_model(server))
+
+    return routes
+
+
+def _model(server: Server) -> dict[str, Any]:
+    context = server.context_tokens or None
+    return {
+        "id": server.text.name,
+        "object": "model",
+        "created": int(server.started),
+        "owned_by": "strata",
+        "type": server.text.kind,
+        "context_length": context,
+        "max_model_len": context,
+        "family": server.text.family or None,
+    }
+
+
+def _tokens(server: Server) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> Response:
+        server.require_ready()
+        server.require_model(body.model)
+        leftovers(body, {}, {})
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "give either prompt or messages", "invalid_request")
+
+        def encode() -> list[int]:
+            tokenizer = server.text.tokens
+            if body.messages is not None:
+                more = body.add_generation_prompt is not False
+                return tokenizer.chat_prompt(body.messages, add_generation_prompt=more)
+            bos = None if body.add_special_tokens in (None, True) else False
+            return tokenizer.encode(body.prompt or "", special=bool(body.special), add_bos=bos)
+
+        ids = await server.apart(encode)
+        out: dict[str, Any] = {
+            "tokens": ids, "count": len(ids), "max_model_len": server.context_tokens,
+        }  # fmt: skip
+        if body.with_pieces:
+            pieces = [server.text.tokens.token_bytes(i).decode("utf-8", "replace") for i in ids]
+            out["pieces"] = pieces
+        return JSONResponse(out)
+
+    @routes.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> Response:
+        server.require_ready()
+        server.require_model(body.model)
+        leftovers(body, {}, {})
+        if body.tokens:
+            server.require_ids(body.tokens)
+        skip = bool(body.skip_special_tokens)
+        text = await server.apart(lambda: server.text.tokens.decode(body.tokens, skip))
+        return JSONResponse({"prompt": text})
+
+    return routes
+
+
+def _page() -> APIRouter:
+    routes = APIRouter()
+    folder = resources.files("strata.serve") / "web"
+
+    @routes.get("/")
+    async def page() -> Response:
+        return _file("index.html")
+
+    @routes.get("/web/{name}")
+    async def page_file(name: str) -> Response:
+        return _file(name)
+
+    def _file(name: str) -> Response:
+        # only names that are there: nothing of the request becomes a path
+        known = {f.name: f for f in folder.iterdir()} if folder.is_dir() else {}
+        kind = PAGE_TYPES.get("." + name.rpartition(".")[2])
+        if name not in known or kind is None:
+            raise ApiError(404, "there is no such page", "not_found")
+        return Response(known[name].read_bytes(), media_type=kind, headers=PAGE_HEADERS)
+
+    return routes

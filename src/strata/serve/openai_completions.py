@@ -1,0 +1,223 @@
+"""POST /v1/completions: continue a text, with echo and log-probabilities of the prompt, as
+evaluation harnesses want them."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from strata.serve.bodies import MAX_N, Sampled, Stops, StreamOptions, biases, leftovers
+from strata.serve.chat import response_form
+from strata.serve.errors import ApiError
+from strata.serve.generation import Ask, Generation, Piece
+from strata.serve.openai_common import Said, extra, quoted, sse, usage_of
+from strata.serve.server import Server
+from strata.serve.streams import EventStream, unless_gone
+from strata.serve.text.deltas import ContentText
+
+HARMLESS: dict[str, Any] = {"user": (None,), "metadata": (None, {}), "prompt_cache_key": (None,)}
+REFUSED: dict[str, Any] = {
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+    "use_beam_search": (None, False),
+}
+MAX_PROMPTS = 64
+Ids = list[Annotated[int, Field(ge=0)]]
+
+
+class CompletionBody(Sampled):
+    """A completion request."""
+
+    prompt: str | Ids | Annotated[list[str] | list[Ids], Field(max_length=MAX_PROMPTS)]
+    max_tokens: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = 1
+    stop: Stops = None
+    stream_options: StreamOptions | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = False
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+
+
+def router(server: Server) -> APIRouter:
+    """The route."""
+    routes = APIRouter()
+
+    @routes.post("/v1/completions")
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        server.require_ready()
+        server.require_model(body.model)
+        generation = server.begin(await _ask(server, body))
+        answer = CompletionAnswer(server, generation, bool(body.echo))
+        headers = answer.said.headers
+        if body.stream:
+            options = body.stream_options or StreamOptions()
+            return EventStream(answer.stream(options.include_usage), headers)
+        try:
+            return JSONResponse(await unless_gone(request, answer.whole()), headers=headers)
+        finally:
+            generation.cancel()
+
+    return routes
+
+
+async def _ask(server: Server, body: CompletionBody) -> Ask:
+    warnings = leftovers(body, HARMLESS, REFUSED)
+    given: Any = body.prompt
+    many = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+    texts: list[Any] = given if many else [given]
+
+    def encode() -> list[list[int]]:
+        bos = None if body.add_special_tokens in (None, True) else False
+        return [
+            server.text.tokens.encode(text, add_bos=bos) if isinstance(text, str) else list(text)
+            for text in texts
+        ]
+
+    prompts = await server.apart(encode)
+    for prompt in prompts:
+        server.require_room(prompt)
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens 0 needs echo", "invalid_request", field="max_tokens")
+    constraint = response_form(body.response_format, body.structured_outputs)
+    server.require_constraint(constraint)
+    sampling = server.sampling(
+        max(map(len, prompts)),
+        {
+            **body.sampling(),
+            "stop": body.stop or None,
+            "max_tokens": 16 if body.max_tokens is None else body.max_tokens,
+            "logit_bias": biases(body.logit_bias),
+        },
+    )
+    logprobs = -1 if body.logprobs is None else body.logprobs
+    return Ask(
+        kind="completion",
+        prompts=prompts,
+        sampling=sampling,
+        n=body.n or 1,
+        chat=False,
+        continues=not body.echo,
+        logprobs=logprobs,
+        prompt_logprobs=logprobs if body.echo else -1,
+        constraint=constraint,
+        warnings=warnings,
+    )
+
+
+class CompletionAnswer:
+    """Turns pieces into chunks or into one response."""
+
+    def __init__(self, server: Server, generation: Generation, echo: bool) -> None:
+        self.said = Said(server, generation, f"cmpl-{uuid.uuid4().hex}")
+        self._server = server
+        self._generation = generation
+        self._echo = echo
+
+    async def stream(self, with_usage: bool) -> AsyncIterator[bytes]:
+        """Events."""
+        fixed = self.said.fixed("text_completion")[:-1]
+        offsets: dict[int, int] = {}
+        try:
+            async for piece in self._generation.pieces():
+                if not (piece.deltas or piece.tokens or piece.prompt or piece.finish):
+                    yield f": {piece.where}\n\n".encode()
+                    continue
+                text = _text(piece)
+                start = offsets.get(piece.index)
+                if start is None:
+                    start = 0
+                    text = self._prompt_text(piece.index) + text if self._echo else text
+                offsets[piece.index] = start + len(text)
+                logprobs = json.dumps(self._logprobs(piece.index, [piece], start))
+                reason = f'"{piece.finish}"' if piece.finish else "null"
+                more = self.said.tail(last=bool(piece.finish) and not with_usage)
+                yield sse(
+                    f'{fixed},"choices":[{{"index":{piece.index},"text":{quoted(text)},'
+                    f'"logprobs":{logprobs},"finish_reason":{reason}}}]{more}}}'
+                )
+            if with_usage:
+                usage = json.dumps(usage_of(self._generation.usage))
+                yield sse(f'{fixed},"choices":[],"usage":{usage}{self.said.tail(last=True)}}}')
+        except ApiError as error:
+            yield sse(json.dumps(error.openai()))
+        yield b"data: [DONE]\n\n"
+
+    async def whole(self) -> dict[str, Any]:
+        """The response at once."""
+        ask = self._generation.ask
+        pieces: list[list[Piece]] = [[] for _ in range(len(ask.prompts) * ask.n)]
+        async for piece in self._generation.pieces():
+            pieces[piece.index].append(piece)
+        choices = []
+        for index, parts in enumerate(pieces):
+            text = self._prompt_text(index) if self._echo else ""
+            text += "".join(map(_text, parts))
+            choices.append(
+                {
+                    "index": index,
+                    "text": text,
+                    "logprobs": self._logprobs(index, parts, 0),
+                    "finish_reason": parts[-1].finish,
+                }
+            )
+        return {
+            **self.said.head("text_completion"),
+            "choices": choices,
+            "usage": usage_of(self._generation.usage),
+            **extra(self._generation),
+        }
+
+    def _prompt_text(self, index: int) -> str:
+        prompt = self._prompt(index)
+        tokenizer = self._server.text.tokenizer
+        return tokenizer.decode(prompt) if tokenizer else ""
+
+    def _prompt(self, index: int) -> list[int]:
+        return self._generation.ask.prompts[index // self._generation.ask.n]
+
+    def _logprobs(self, index: int, pieces: list[Piece], start: int) -> dict[str, Any] | None:
+        """The old form: lists side by side."""
+        if self._generation.ask.logprobs < 0:
+            return None
+        rows: list[list[Any]] = []
+        prompt = self._prompt(index)
+        n_prompt = 0
+        for piece in pieces:
+            for item in piece.prompt:
+                rows.append([prompt[n_prompt], *item])
+                n_prompt += 1
+            rows += [[item[0], *item[2:]] for item in piece.tokens if len(item) > 2]
+        out: dict[str, Any] = {
+            "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
+        }  # fmt: skip
+        for token, logprob, top in rows:
+            text = self._spelled(token)
+            out["tokens"].append(text)
+            out["token_logprobs"].append(logprob)
+            best = {self._spelled(other): value for other, value in reversed(top)}
+            if logprob is not None:
+                best.setdefault(text, logprob)
+            out["top_logprobs"].append(best if logprob is not None else None)
+            out["text_offset"].append(start)
+            start += len(text)
+        return out
+
+    def _spelled(self, token: int) -> str:
+        raw = self.said.token_bytes(token)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:  # half a character: told apart from every text
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _text(piece: Piece) -> str:
+    return "".join(delta.text for delta in piece.deltas if isinstance(delta, ContentText))
