@@ -31,13 +31,14 @@ from strata.bench.cpu_measure import (
     spread,
     take_turns,
 )
-from strata.bench.cpu_memory import Arena, arena_bytes, cache_bytes, chunk_rows, random_rows
+from strata.bench.cpu_memory import Arena, arena_bytes, chunk_rows, random_rows
 from strata.bench.ggml_rows import Ggml
 from strata.formats.tile_formats import tile_format
 from strata.formats.tiles import Layout
 from strata.kernels.weight import Weight
 from strata.memory.budget import Probes, ram_limits, smallest
 from strata.native import CpuPool, available_isas
+from strata.native.caches import cache_bytes
 from strata.native.topology import plan_affinity, read_topology
 
 SCHEMA = "strata bench cpu 1"

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from strata.experts.store import anonymous
 from strata.formats.tiles import Layout, matrix_bytes
 from strata.formats.weight_types import TYPES
 from strata.kernels.weight import Weight
+from strata.native import CpuPool
+from strata.native.caches import cache_bytes
 from strata.native.recode import encode_into
 
 ROWS_PER_WORKER, N_COLS = 64, 2048
 _REPEATS = 5
-_READ_BYTES = 256 << 20
+_READ_BYTES, _CACHES = 256 << 20, 2.5
 
 
 class Products(Protocol):
@@ -89,17 +91,14 @@ class MeasuredCost:
 
 
 def read_speed(workers: int) -> float:
-    """Bytes of memory that so many threads read in a second."""
-    memory = np.ones(_READ_BYTES // 8, np.uint64)
-    parts = np.array_split(memory, workers)
-    with ThreadPoolExecutor(workers) as pool:
-        best = float("inf")
-        for _ in range(2):
-            start = time.perf_counter()
-            total = sum(int(n) for n in pool.map(np.sum, parts))
-            best = min(best, time.perf_counter() - start)
-    assert total == memory.size
-    return memory.nbytes / best
+    """Bytes of memory that so many threads read in a second, from more than the caches hold."""
+    memory = anonymous(max(_READ_BYTES, int(_CACHES * cache_bytes())))
+    memory.fill_(1)  # without this all pages would be one page of zeros
+    pool = CpuPool(workers)
+    try:
+        return memory.numel() / min(pool.measure_read(memory, 3))
+    finally:
+        pool.close()
 
 
 def _matrix(kind: str, layout: Layout, n_rows: int) -> Weight:
