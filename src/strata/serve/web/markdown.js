@@ -78,7 +78,7 @@ function blocks(lines, depth = 0) {
     } else if (!line.trim()) {
       i += 1;
     } else if (/^#{1,6}\s/.test(line)) {
-      const level = Math.min(6, line.indexOf(" ") + 2);
+      const level = Math.min(6, line.indexOf(" ") + 1);
       nodes.push(element(`h${level}`, {}, ...inline(line.replace(/^#+\s+|\s+#+$/g, ""))));
       i += 1;
     } else if (/^ {0,3}([-*_])(\s*\1){2,}\s*$/.test(line)) {

@@ -4,7 +4,7 @@ import { element } from "./markdown.js";
 
 const PLACES = [["FAST", "fast", "VRAM"], ["PCIE", "pcie", "PCIe"], ["CPU", "cpu", "CPU"], ["CPU_LATE", "late", "late"], ["REMOTE", "remote", "remote"], ["SKIPPED", "skipped", "skipped"]];
 const SVG = "http://www.w3.org/2000/svg";
-const KEPT_SAMPLES = 120;
+const KEPT_SAMPLES = 60;
 const at = (id) => document.getElementById(id);
 const speeds = [];
 let before = null;
