@@ -44,6 +44,7 @@ class ScriptedEngine:
     """
 
     n_vocab = V
+    mode = "exact"
 
     def __init__(
         self, row: Callable[[Sequence[int]], np.ndarray] = row_after, context_tokens: int = 200

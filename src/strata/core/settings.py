@@ -161,6 +161,11 @@ class Settings(ServeSettings):
         unit="tokens", changes_output=True, scope="request")
     top_p: float = number(
         1.0, 0, 1, "Sample among the fewest tokens whose probabilities add up to X.",
+    overlap: str = choice(
+        "auto", ("auto", "exact", "balanced", "fast"),
+        "How windows use late CPU rows: exact not at all; balanced with repair and light rows "
+        "late; fast with all rows late; auto as --defer-cpu says.",
+        changes_output=True, scope="request")
         above=True, changes_output=True, scope="request")
     min_p: float = number(
         0.0, 0, 1, "Leave out tokens less likely than X times the most likely one.",
@@ -280,6 +285,12 @@ def _experts_on_disk_stay_as_they_are(s: Settings) -> str | None:
 
 
 _CONTRADICTIONS = (
+def _overlap_needs_deferral(s: Settings) -> str | None:
+    if s.overlap in ("balanced", "fast") and s.defer_cpu not in ("1", "repair"):
+        return f"--overlap {s.overlap} needs --defer-cpu 1 or repair when the model is loaded"
+    return None
+
+
     _late_rows_need_deferral,
     _experts_on_disk_stay_as_they_are,
     _float64_is_for_the_cpu,
@@ -287,3 +298,4 @@ _CONTRADICTIONS = (
     _drafts_need_a_window,
     _vram_needs_a_gpu,
 )
+    _overlap_needs_deferral,

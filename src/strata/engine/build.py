@@ -35,6 +35,7 @@ from strata.engine.engine import Engine
 from strata.engine.expert_plan import ExpertPlan, load_planned, plan_experts
 from strata.engine.layout_cost import MeasuredCost, read_speed
 from strata.engine.machine import probe
+from strata.engine.overlaps import overlap_variants
 from strata.engine.variants import WindowVariants, build_variant
 from strata.experts.fast_tier import FastTier, read_profile
 from strata.experts.layouts import Entry
@@ -204,7 +205,10 @@ def _assemble(ready: Ready, progress: Progress | None) -> Engine:
     network = build_network(plan.spec, roles, ops, KV_DTYPES[settings.kv], device)
     state = SequenceState(network.state_specs(), settings.context, device)
     variants = build_variant(settings, network, service)
-    runner = WindowRunner(network, service, state, variants.default, poison=settings.poison)
+    overlaps = overlap_variants(settings, network, service, variants.default)
+    runner = WindowRunner(
+        network, service, state, variants.default, poison=settings.poison, overlaps=overlaps
+    )
     calibrated = calibrate_at_start(runner, settings, plan.checkpoint, tokenizer)
     gc.collect()
 

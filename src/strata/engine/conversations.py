@@ -128,19 +128,19 @@ class Conversations:
         self.parked: list[Kept] = []
         """The most recently used one last."""
 
-    def arrange(self, prompt: Sequence[int]) -> Reuse:
-        """Make the engine hold the longest kept beginning of the prompt."""
+    def arrange(self, prompt: Sequence[int], exact_only: bool = False) -> Reuse:
+        """Make the engine hold the longest kept beginning of the prompt (that is exact)."""
         state, live = self._engine.state, self.live
         best = offer(
             state.tokens,
             live.checkpoints,
             prompt,
             has_row=live.row is not None,
-            usable=self._usable(state.length, live.exact_tokens),
+            usable=self._usable(state.length, live.exact_tokens, exact_only),
         )
         source: Kept | None = None
         for kept in [*self.parked, *(self._folder.stored() if self._folder else ())]:
-            usable = self._usable(len(kept.tokens), kept.exact_tokens)
+            usable = self._usable(len(kept.tokens), kept.exact_tokens, exact_only)
             other = offer(kept.tokens, kept.checkpoints, prompt, usable=usable)
             if (other.reused, other.shared) > (best.reused, best.shared):
                 best, source = other, kept
@@ -149,7 +149,7 @@ class Conversations:
             self._park_live()
         leaves = best.shared * 2 < best.length
         if source is not None and not self._take(source, stays=leaves):
-            return self.arrange(prompt)  # it was damaged and is gone now
+            return self.arrange(prompt, exact_only)  # it was damaged and is gone now
         if best.cut is not None:
             self._cut(best.cut)
         elif best.reused == 0:
@@ -187,9 +187,9 @@ class Conversations:
         """These are the logits after the last committed token."""
         self.live.row = row
 
-    def wrote_window(self) -> None:
-        """A window is about to add to the sequence."""
-        if not self._exact_windows:
+    def wrote_window(self, exact: bool | None = None) -> None:
+        """A window is about to add to the sequence; exact None: as all of them are."""
+        if not (self._exact_windows if exact is None else exact):
             self.live.exact_tokens = min(self.live.exact_tokens, self._engine.state.length)
 
     def rewind(self) -> bool:
@@ -268,8 +268,9 @@ class Conversations:
         kept = Kept(tokens, image, tuple(self.live.checkpoints), exact)
         self.parked.append(kept)
 
-    def _usable(self, length: int, exact_tokens: int) -> int:
-        return length if self._reuse_inexact else min(length, exact_tokens)
+    def _usable(self, length: int, exact_tokens: int, exact_only: bool) -> int:
+        whole = self._reuse_inexact and not exact_only
+        return length if whole else min(length, exact_tokens)
 
     def _budget(self) -> int:
         if self._park_bytes >= 0:

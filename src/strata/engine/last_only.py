@@ -32,8 +32,8 @@ class Sequenced(Protocol):
 class Memory(Protocol):
     """Keeps more than the last conversation (see ``conversations.Conversations``)."""
 
-    def arrange(self, prompt: Sequence[int]) -> Reuse:
-        """Make the engine hold as much of the prompt as is known."""
+    def arrange(self, prompt: Sequence[int], exact_only: bool = False) -> Reuse:
+        """Make the engine hold as much of the prompt as is known; exact_only: in exact state."""
         ...
 
     def row(self) -> Logits | None:
@@ -50,8 +50,9 @@ class Memory(Protocol):
         """Progress callback for reading the rest of the prompt."""
         ...
 
-    def wrote_window(self) -> None:
-        """A window is about to be committed."""
+    def wrote_window(self, exact: bool | None = None) -> None:
+        """A window is about to be committed; exact: whether it leaves the state that reading
+        would (None: as the engine was loaded)."""
         ...
 
     def rewind(self) -> bool:
@@ -69,16 +70,19 @@ class LastOnly:
     def __init__(self, engine: Sequenced) -> None:
         self._engine = engine
         self._row: Logits | None = None
+        self._exact_tokens: int | None = None
+        """Tokens before the first window that was not exact."""
 
-    def arrange(self, prompt: Sequence[int]) -> Reuse:
+    def arrange(self, prompt: Sequence[int], exact_only: bool = False) -> Reuse:
         """A state that goes beyond what both share cannot be cut back, so it is dropped."""
-        kept = self._engine.tokens
+        kept, exact = self._engine.tokens, self._exact_tokens
         same = _common_prefix(kept, prompt)
         whole = same == len(prompt) == len(kept) and self._row is not None
-        if same < len(kept) or (same == len(prompt) and not whole):
+        refused = exact_only and exact is not None
+        if refused or same < len(kept) or (same == len(prompt) and not whole):
             self.reset()
             return Reuse(len(prompt), 0, same if same < len(kept) else None)
-        return Reuse(len(prompt), same)
+        return Reuse(len(prompt), same, None, 0 if exact is None else same - exact)
 
     def row(self) -> Logits | None:
         """Logits after the last committed token."""
@@ -94,8 +98,10 @@ class LastOnly:
         """Nothing to do on the way."""
         return progress or (lambda done, total: None)
 
-    def wrote_window(self) -> None:
-        """Nothing to note."""
+    def wrote_window(self, exact: bool | None = None) -> None:
+        """Note where state begins that an exact request must not reuse."""
+        if exact is False and self._exact_tokens is None:
+            self._exact_tokens = len(self._engine.tokens)
 
     def rewind(self) -> bool:
         """There is nothing to go back to."""
@@ -103,7 +109,7 @@ class LastOnly:
 
     def reset(self) -> None:
         """A new sequence."""
-        self._row = None
+        self._row = self._exact_tokens = None
         self._engine.reset()
 
 

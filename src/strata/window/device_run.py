@@ -8,6 +8,7 @@ interpreter, step by step, and the host answers inside the ring.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import torch
 
 from strata.core.types import Place
 from strata.experts.device_service import DeviceService
+from strata.experts.share_control import ShareControl
 from strata.kernels.gdn.triton import flip
 from strata.kernels.words import WORD_BYTES
 from strata.kernels.words.triton import ring, wait
@@ -34,11 +36,20 @@ DeviceTransform = Callable[[DeviceProgram, GpuFrame, Meeting], DeviceProgram]
 
 @dataclass(frozen=True)
 class DeviceVariant:
-    """One way to run windows. set_rules: puts the plan's scalars where it wants them."""
+    """One way to run windows: what features change in the steps and in the plan's scalars.
+
+    Prompts always run the plain variant.
+    """
 
     name: str = "exact"
     transforms: tuple[DeviceTransform, ...] = ()
-    set_rules: Callable[[DeviceService], None] | None = None
+    below_L: tuple[float, ...] | None = None
+    """Of ``DeviceService.defer_below``; None: no row is late."""
+    tail_rank: int = 0
+    """A missed expert held at this rank or behind by every token is skipped; 0: none."""
+
+
+PLAIN = DeviceVariant()
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,7 @@ class DeviceWindow:
     """A window size ready to run. finish: advances the state by frame.n_accepted, 0 < n < T;
     flip: by all T."""
 
+    variant: DeviceVariant
     frame: GpuFrame
     program: Program
     staged: Staged
@@ -85,9 +97,14 @@ class DeviceRunner:
         service: DeviceService,
         state: DeviceState,
         variant: DeviceVariant | None = None,
+        share: ShareControl | None = None,
     ) -> None:
         self.network, self.service, self.state = network, service, state
         self.variant = variant or DeviceVariant()
+        self.overlaps = {"exact": DeviceVariant()}
+        """What a request may choose instead of ``variant``."""
+        self.share = share
+        self._rules_of = DeviceVariant()
         self._compiled = network.device.type == "cuda"
         self._windows: dict[tuple[str, int, bool], DeviceWindow] = {}
         self._pending: DeviceWindow | None = None
@@ -98,10 +115,13 @@ class DeviceRunner:
         """The program for windows of n_tokens (1..8), made at first use and kept."""
         if not 1 <= n_tokens <= MAX_WINDOW_TOKENS:
             raise ValueError(f"a window has 1..{MAX_WINDOW_TOKENS} tokens, not {n_tokens}")
+        return self._window(n_tokens, self.variant)
+
+    def _window(self, n_tokens: int, variant: DeviceVariant) -> DeviceWindow:
         host = self.network.n_active > 0 and not self.service.all_resident()
-        key = (self.variant.name, n_tokens, host)
+        key = (variant.name, n_tokens, host)
         if key not in self._windows:
-            self._windows[key] = self._record(n_tokens, host)
+            self._windows[key] = self._record(n_tokens, variant, host)
         return self._windows[key]
 
     def chunk(self, n_tokens: int, n_head: int) -> Chunk:
@@ -146,7 +166,7 @@ class DeviceRunner:
         rows: list[torch.Tensor] = []
         for start in range(0, len(tokens), MAX_WINDOW_TOKENS):
             piece = tokens[start : start + MAX_WINDOW_TOKENS]
-            recorded = self.window(len(piece))
+            recorded = self._window(len(piece), PLAIN)
             self._run_window(recorded, piece)
             if start + len(piece) > first_wanted:
                 rows.append(recorded.staged.logits[max(0, first_wanted - start) :].clone())
@@ -164,9 +184,25 @@ class DeviceRunner:
             assert staged.ngram_rows is not None
             staged.ngram_rows.copy_(rows(self.state.tokens, frame.tokens))
         self.service.refresh()
+        self._set_rules(recorded.variant)
+        adapts = recorded.host and self.share is not None
+        if adapts and self.share is not None:
+            self.share.before(frame.T)
+        began = time.perf_counter()
         self._launch(recorded)
+        if adapts and self.share is not None:
+            self.share.after(frame.T, time.perf_counter() - began)
         if self.network.n_active:
             self.service.note(staged.expert_LR.numpy().copy(), staged.place_LR.numpy().copy())
+
+    def _set_rules(self, variant: DeviceVariant) -> None:
+        """The plan's scalars as the variant wants them; touched only when it changes."""
+        if variant == self._rules_of:
+            return
+        self._rules_of = variant
+        never = (-1.0,) * self.network.spec.n_layers
+        self.service.defer_below(variant.below_L or never)
+        self.service.rules.tail_rank.fill_(variant.tail_rank)
 
     def _launch(self, recorded: DeviceWindow) -> None:
         """The window, and every ring until the last."""
@@ -181,11 +217,8 @@ class DeviceRunner:
         gc.disable()
         try:
             recorded.run()
-            last = 0
-            while recorded.host and last < done:
-                last = shake.next_ring(last, stream_trouble)
-                if last < done:
-                    self.service.serve(last - 1, recorded.frame.T)
+            if recorded.host:
+                self.service.serve_window(recorded.frame.T, done, stream_trouble)
             torch.cuda.current_stream().synchronize()
         except BaseException:
             shake.release()
@@ -211,13 +244,13 @@ class DeviceRunner:
 
         return Meeting(lambda layer: ring(word[RING], layer + 1, made.any_host), wait_for)
 
-    def _record(self, n_tokens: int, host: bool) -> DeviceWindow:
+    def _record(self, n_tokens: int, variant: DeviceVariant, host: bool) -> DeviceWindow:
         network, service = self.network, self.service
         frame = network.new_frame(n_tokens, self.state)
         staged = self._staged(frame)
         meeting = self._meeting(n_tokens)
         built = device_program(network, frame, service, meeting, host)
-        for transform in self.variant.transforms if host else ():
+        for transform in variant.transforms if host else ():
             built = transform(built, frame, meeting)
         check(built.program)
         program = fuse(built.program, built.fusions)
@@ -242,7 +275,7 @@ class DeviceRunner:
         launches: tuple[Launch, ...] = (run, finish, flip_only)
         if self._compiled:
             launches = self._graphs(launches)
-        return DeviceWindow(frame, program, staged, *launches, host)
+        return DeviceWindow(variant, frame, program, staged, *launches, host)
 
     def _graphs(self, launches: Sequence[Launch]) -> tuple[Launch, ...]:
         """Graphs of the launches, after a rehearsal whose waits are open and whose results go

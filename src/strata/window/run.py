@@ -63,7 +63,10 @@ class WindowRunner:
         state: SequenceState,
         variant: Variant = PLAIN,
         poison: bool = False,
+        overlaps: Mapping[str, Variant] | None = None,
     ) -> None:
+        self.overlaps = {"exact": PLAIN, **(overlaps or {})}
+        """What a request may choose instead of ``variant``."""
         self.network = network
         self.service = service
         self.state = state
