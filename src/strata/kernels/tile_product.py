@@ -17,7 +17,9 @@ from strata.kernels.triton_common import (
     fma,
     fold8,
     load_words2,
+    load_words2_now,
     load_words4,
+    load_words4_now,
     opaque_zero,
     pick,
     prmt,
@@ -27,6 +29,8 @@ from strata.kernels.triton_common import (
 # 1.5 * 2^23 as f32 and its bits: bits + D is the f32 1.5 * 2^23 + D for integers |D| < 2^22
 _MAGIC = tl.constexpr(12582912.0)
 _MAGIC_BITS = tl.constexpr(0x4B400000)
+_AHEAD_TOKENS = tl.constexpr(2)
+"""Up to so many tokens the activations of a block are loaded while the one before is added."""
 
 
 @triton.jit
@@ -207,11 +211,16 @@ def scale_values(M: tl.constexpr, stored, d):
 
 
 @triton.jit
-def load_x(q, meta, slot):
+def load_x(q, meta, slot, NOW: tl.constexpr = False):
     """One block of one token a segment: (8 words of q, scale, sums of both halves)."""
-    low = load_words4(q.to(tl.int64) + slot * 32)
-    high = load_words4(q.to(tl.int64) + slot * 32 + 16)
-    scale, sums = load_words2(meta.to(tl.int64) + slot * 8)
+    if NOW:
+        low = load_words4_now(q.to(tl.int64) + slot * 32)
+        high = load_words4_now(q.to(tl.int64) + slot * 32 + 16)
+        scale, sums = load_words2_now(meta.to(tl.int64) + slot * 8)
+    else:
+        low = load_words4(q.to(tl.int64) + slot * 32)
+        high = load_words4(q.to(tl.int64) + slot * 32 + 16)
+        scale, sums = load_words2(meta.to(tl.int64) + slot * 8)
     return low + high, scale.to(tl.float32, bitcast=True), (sums << 16) >> 16, sums >> 16
 
 
@@ -285,6 +294,16 @@ def _add_matrix(
 
 
 @triton.jit
+def _load_xs(q, meta, i, NOW: tl.constexpr = False):
+    """Block i of every segment of every token."""
+    slot = tl.arange(0, SEGMENTS)[:, None] + i * SEGMENTS
+    xs = ()
+    for t in tl.static_range(len(q)):
+        xs = xs + (load_x(q[t], meta[t], slot, NOW),)
+    return xs
+
+
+@triton.jit
 def _sum_blocks(
     MS: tl.constexpr, bases, tr, rr, lift, q, meta, LANES: tl.constexpr, STAGES: tl.constexpr,
     ROWS_OK: tl.constexpr, NARROW: tl.constexpr,
@@ -303,13 +322,15 @@ def _sum_blocks(
     tables = ()
     for m in tl.static_range(COUNT):
         tables = tables + (code_table(pick(MS, m)),)
+    AHEAD: tl.constexpr = T <= _AHEAD_TOKENS
+    xs = _load_xs(q, meta, 0)
     # the pipeliner turns the loads of the matrices into asynchronous copies STAGES - 1 blocks
     # ahead; plain loads would be moved down to their uses. An open count keeps the code short.
     for i in tl.range(0, L + opaque_zero(), num_stages=STAGES):
-        slot = tl.arange(0, SEGMENTS)[:, None] + i * SEGMENTS
-        xs = ()
-        for t in tl.static_range(T):
-            xs = xs + (load_x(q[t], meta[t], slot),)
+        if AHEAD:
+            later = _load_xs(q, meta, tl.minimum(i + 1, L - 1), True)
+        else:
+            xs = _load_xs(q, meta, i)
         new = ()
         for m in tl.static_range(COUNT):
             own = acc[m * T : m * T + T]
@@ -317,6 +338,8 @@ def _sum_blocks(
                 pick(MS, m), tables[m], bases[m], tr, rr, lift, i, xs, own, ROWS_OK, NARROW
             )
         acc = new
+        if AHEAD:
+            xs = later
     y = ()
     for n in tl.static_range(COUNT * T):
         y = y + (fold8(acc[n], LANES),)

@@ -123,6 +123,40 @@ def load_words2(address):
 
 
 @triton.jit
+def load_words4_now(address):
+    """``load_words4`` that stays where it stands: the assembler moves it behind no barrier."""
+    if INTERPRET:
+        words = load_words4(address)
+    else:
+        words = tl.inline_asm_elementwise(
+            "ld.global.v4.b32 {$0, $1, $2, $3}, [$4];",
+            "=r,=r,=r,=r,l",
+            [address],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=False,
+            pack=1,
+        )
+    return words
+
+
+@triton.jit
+def load_words2_now(address):
+    """``load_words2`` that stays where it stands."""
+    if INTERPRET:
+        words = load_words2(address)
+    else:
+        words = tl.inline_asm_elementwise(
+            "ld.global.v2.b32 {$0, $1}, [$2];",
+            "=r,=r,l",
+            [address],
+            dtype=(tl.int32, tl.int32),
+            is_pure=False,
+            pack=1,
+        )
+    return words
+
+
+@triton.jit
 def exp_c(x):
     """e^x by the contract's polynomial; x is clamped to [-87, 88], NaN stays NaN."""
     y = tl.where(x == x, x, 0.0)
