@@ -91,9 +91,10 @@ class Settings(ServeSettings):
         False, "Leave the experts in the checkpoint's files and let the page cache hold what it "
         "can: for models whose experts do not fit in RAM. Results are equal.")
     pcie_frac: float = number(
-        0.0, 0, 1,
-        "Share of a layer's missed experts that the GPU reads from RAM over PCIe; the CPU computes "
-        "the others. Results are equal.")
+        -1.0, 0, 1,
+        "Share of a layer's missed experts that the GPU reads from RAM over PCIe, while the CPU "
+        "computes the others; auto finds the quickest while running. Results are equal.",
+        auto=-1.0)
     adapt_swaps: int = integer(
         0, 0, 0, "Cached experts exchanged by use; this version keeps the cache fixed.",
         unit="experts a window")
@@ -119,6 +120,13 @@ class Settings(ServeSettings):
         "A missed expert that every token of a window holds at rank N or behind (0 is the first "
         "choice) is neither read nor computed; 0 is off.",
         unit="rank", changes_output=True)
+    quality_budget: float = number(
+        -1.0, 0, None,
+        "Most mean top-20 KL that lossy settings may cost: takes the fastest setting that strata "
+        "tune measured within it on this machine; 0 is exact.",
+        unit="nats", changes_output=True, auto=-1.0, auto_word="none")
+    profile_dir: Path | None = path(
+        "Folder of strata tune's profiles; none is a folder of the user's data.", kind="DIR")
     workers: int = integer(
         0, 1, 1024,
         "CPU threads that compute experts; auto is one for each physical core we may use.",
@@ -153,6 +161,11 @@ class Settings(ServeSettings):
         "Token whose log-probability --logpos also gives; auto is the model's first end token.",
         unit="token id", auto=-1)
 
+    overlap: str = choice(
+        "auto", ("auto", "exact", "balanced", "fast"),
+        "How windows use late CPU rows: exact not at all; balanced with repair and light rows "
+        "late; fast with all rows late; auto as --defer-cpu says.",
+        changes_output=True, scope="request")
     temperature: float = number(
         0.0, 0, 100, "Sharpness of sampling; 0 takes the most likely token.",
         changes_output=True, scope="request")
@@ -161,11 +174,6 @@ class Settings(ServeSettings):
         unit="tokens", changes_output=True, scope="request")
     top_p: float = number(
         1.0, 0, 1, "Sample among the fewest tokens whose probabilities add up to X.",
-    overlap: str = choice(
-        "auto", ("auto", "exact", "balanced", "fast"),
-        "How windows use late CPU rows: exact not at all; balanced with repair and light rows "
-        "late; fast with all rows late; auto as --defer-cpu says.",
-        changes_output=True, scope="request")
         above=True, changes_output=True, scope="request")
     min_p: float = number(
         0.0, 0, 1, "Leave out tokens less likely than X times the most likely one.",
@@ -277,6 +285,12 @@ def _late_rows_need_deferral(s: Settings) -> str | None:
     return None
 
 
+def _overlap_needs_deferral(s: Settings) -> str | None:
+    if s.overlap in ("balanced", "fast") and s.defer_cpu not in ("1", "repair"):
+        return f"--overlap {s.overlap} needs --defer-cpu 1 or repair when the model is loaded"
+    return None
+
+
 def _experts_on_disk_stay_as_they_are(s: Settings) -> str | None:
     other = "--pack" if s.pack is not None else "--expert-layout tiles"
     if s.experts_on_disk and (s.pack is not None or s.expert_layout == "tiles"):
@@ -285,17 +299,11 @@ def _experts_on_disk_stay_as_they_are(s: Settings) -> str | None:
 
 
 _CONTRADICTIONS = (
-def _overlap_needs_deferral(s: Settings) -> str | None:
-    if s.overlap in ("balanced", "fast") and s.defer_cpu not in ("1", "repair"):
-        return f"--overlap {s.overlap} needs --defer-cpu 1 or repair when the model is loaded"
-    return None
-
-
     _late_rows_need_deferral,
+    _overlap_needs_deferral,
     _experts_on_disk_stay_as_they_are,
     _float64_is_for_the_cpu,
     _kv_follows_dtype,
     _drafts_need_a_window,
     _vram_needs_a_gpu,
 )
-    _overlap_needs_deferral,
