@@ -20,9 +20,11 @@ from strata.core.settings import SETTINGS, Settings
 from strata.core.types import Place
 from strata.engine.assembly import fast_tier_of, workers_of
 from strata.engine.checkpoint_plan import KV_DTYPES, CheckpointPlan
+from strata.engine.device_variants import device_variant
 from strata.engine.expert_plan import ExpertPlan, load_planned
 from strata.experts.device_service import DeviceService
 from strata.experts.pcie_share import share_numerator
+from strata.experts.share_control import ShareControl
 from strata.experts.store import ExpertStore, Progress, stride_of
 from strata.kernels.embed.native import lookup
 from strata.memory.budget import GIB
@@ -46,6 +48,9 @@ from strata.native import CpuPool
 from strata.window.device_run import DeviceRunner
 from strata.window.run import MAX_WINDOW_TOKENS
 
+FIRST_SHARE = 0.25
+SPIN_US = 400
+"""Workers wait awake for the next layer's ring."""
 RESERVE_BYTES = 1 << 30
 """VRAM left alone: graphs, compiled kernels, and what the driver takes later."""
 
@@ -88,7 +93,7 @@ def assemble(
     state = DeviceState(network.state_specs(), settings.context, device)
     del roles
     store = load_planned(experts, plan.experts, settings, progress)
-    pool = CpuPool(workers=settings.workers, isa=settings.cpu_isa)
+    pool = CpuPool(workers=settings.workers, isa=settings.cpu_isa, spin_us=SPIN_US)
     driver = _driver() if compiled else None
     n_slots = _slots(plan, settings, store, device)
     tier = fast_tier_of(plan, settings, store, n_slots, device)
@@ -100,16 +105,31 @@ def assemble(
     workers = workers_of(settings, store, tier, pool)
     host = {p: workers[p] for p in (Place.CPU, Place.CPU_LATE)}
     service = DeviceService(tier, store, host, shake, device, n_active, reach)
-    service.rules.numerator.fill_(share_numerator(max(settings.pcie_frac, 0.0)))
-    runner = DeviceRunner(network, service, state)
+    if compiled:
+        service.serve_natively(pool, store)
+    share = _share(settings, service, reach is not None)
+    variant, variant_lines = device_variant(settings, network, service)
+    runner = DeviceRunner(network, service, state, variant, share)
     gc.collect()
     lines = [
         f"VRAM: {len(tier.resident())} of {plan.n_pairs} experts "
         f"({tier.n_bytes / GIB:.2f} GiB), state {state.n_bytes / GIB:.2f} GiB",
         reach_line,
+        *variant_lines,
     ]
     undo = [partial(unlock_pages, driver, one) for one in locked if driver is not None]
     return DeviceEngine(runner, pool, [x for x in lines if x], (shake.close, *undo))
+
+
+def _share(settings: Settings, service: DeviceService, reaches: bool) -> ShareControl | None:
+    """The PCIe share: fixed, or found while running."""
+    if not reaches:
+        return None
+    if settings.pcie_frac != SETTINGS["pcie_frac"].auto:
+        service.rules.numerator.fill_(share_numerator(settings.pcie_frac))
+        return None
+    first = share_numerator(FIRST_SHARE)
+    return ShareControl(first, lambda parts: service.rules.numerator.fill_(parts) and None)
 
 
 def _ngram_rows(plan: CheckpointPlan, roles: object) -> dict[int, NgramRows]:
@@ -205,7 +225,7 @@ def _reach(
     settings: Settings, store: ExpertStore, driver: Driver | None
 ) -> tuple[list[npt.NDArray[np.int64]] | None, list[Locked], str]:
     """Addresses at which the device reads experts in RAM, and what was page-locked."""
-    if settings.pcie_frac <= 0 or settings.experts_on_disk:
+    if settings.pcie_frac == 0 or settings.experts_on_disk or not store.n_bytes:
         return None, [], ""
     tables: list[npt.NDArray[np.int64]] = []
     done: list[Locked] = []

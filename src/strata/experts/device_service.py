@@ -7,8 +7,8 @@ anew. Knows no steps and no features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,11 @@ from strata.kernels.quantize.ref import Quantized
 from strata.kernels.words import Payload
 from strata.kernels.words.triton_publish import publish
 from strata.memory.handshake import Handshake
+from strata.native import CpuPool
+from strata.native.serve import Server
+
+POLL_US = 2000
+"""Time without a ring after which the stream is asked whether it still runs."""
 
 HOST = {False: Place.CPU, True: Place.CPU_LATE}
 
@@ -104,9 +109,10 @@ class DeviceService:
         if host_addr_LE is not None:
             self._host_LE.copy_(torch.from_numpy(_table(host_addr_LE, self._host_LE.shape)))
         self._version = -1
+        self._server: Server | None = None
         self.rules = PlanRules(
             torch.zeros(1, dtype=torch.int32, device=device),
-            torch.full((1,), -1.0, device=device),
+            torch.full((n_layers,), -1.0, device=device),
             torch.zeros(1, dtype=torch.int32, device=device),
         )
         self.counters = DeviceCounters(np.zeros((n_layers, len(Place)), np.int64))
@@ -166,7 +172,7 @@ class DeviceService:
             made.weight_LR[layer, :n_rows],
             self._vram_LE[layer, :n_experts],
             self._host_LE[layer, :n_experts],
-            self.rules,
+            replace(self.rules, below=self.rules.below[layer : layer + 1]),
             made.place_LR[layer, :n_rows],
             made.gpu,
             made.cpu,
@@ -192,6 +198,43 @@ class DeviceService:
         hidden = made.hidden[expert]
         gate_up(expert, made.gpu, x_TD, x_q, hidden)
         down(expert, made.gpu, hidden, rows_RD, len(x_TD))
+
+    def defer_below(self, below_L: Sequence[float]) -> None:
+        """From the next window on, CPU rows of layer l with a smaller share of their token's weight
+        are late: negative none, infinity all."""
+        self.rules.below.copy_(torch.tensor(list(below_L)))
+
+    def serve_natively(self, pool: CpuPool, store: ExpertStore) -> None:
+        """Answer rings with the pool itself instead of the workers."""
+        shake = self.handshake
+        layers = [None if g is None else (g.shape, g.addresses()) for g in store.layers]
+        self._server = Server(
+            pool,
+            shake.words.ctypes.data,
+            shake.host_address(shake.ints_address),
+            shake.x(1).data_ptr(),
+            shake.out(False).data_ptr(),
+            shake.out(True).data_ptr(),
+            shake.x(1).shape[1],
+            layers,
+        )
+
+    def serve_window(self, n_tokens: int, done: int, failed: Callable[[], str | None]) -> None:
+        """Answer every ring of a window until the one of ``done``. StallError as for
+        ``Handshake.next_ring``."""
+        shake, last, quiet_us = self.handshake, 0, 0
+        n_rows = n_tokens * max(self._n_active)
+        while last < done:
+            if self._server is None:
+                last = shake.next_ring(last, failed)
+                if last < done:
+                    self.serve(last - 1, n_tokens)
+                continue
+            before = last
+            last = self._server.serve(n_rows, last, done, POLL_US)
+            quiet_us = quiet_us + POLL_US if last == before else 0
+            if last < done:
+                shake.require_life(last, failed, quiet_us / 1e6)
 
     def serve(self, layer: int, n_tokens: int) -> None:
         """Answer the ring of a layer: rows on time, then the late ones."""

@@ -100,6 +100,7 @@ class Handshake:
         self._rows = _floats(area, at[3], n_rows * d_model).view(n_rows, d_model)
         self._late = _floats(area, at[4], n_rows * d_model).view(n_rows, d_model)
         self._d_model = d_model
+        self._shift = area.host.data_ptr() - area.device_address(0)
         self.ints_address = area.device_address(at[1])
         self.x_address = area.device_address(at[2])
         self.rows_address = area.device_address(at[3])
@@ -108,6 +109,10 @@ class Handshake:
     def word_address(self, word: int) -> int:
         """Where the device sees a word."""
         return self._area.device_address(word * WORD_BYTES)
+
+    def host_address(self, device_address: int) -> int:
+        """The host's address of what the device sees at another."""
+        return device_address + self._shift
 
     def x(self, n_tokens: int) -> torch.Tensor:
         """The payload's activations, f32 [T, D], as the host sees them."""
@@ -140,21 +145,27 @@ class Handshake:
         StallError when the device does not ring within HOST_LIMIT_S, or ``failed`` (asked now and
         then) gives a reason why it never will.
         """
-        words, deadline = self.words, time.monotonic() + HOST_LIMIT_S
+        words, started = self.words, time.monotonic()
         while True:
             for _ in range(_CHECK_EVERY):
                 value = int(words[0])
                 if value > last:
                     return value
-            reason = failed()
-            if reason is None and time.monotonic() > deadline:
-                reason = f"no answer within {HOST_LIMIT_S:g} s"
-            if reason is not None:
-                self.release()
-                raise StallError(
-                    f"the GPU stopped after the ring of layer {last - 1}: {reason}; the window is "
-                    f"void, start the sequence anew"
-                )
+            self.require_life(last, failed, time.monotonic() - started)
+
+    def require_life(self, last: int, failed: Callable[[], str | None], quiet_s: float) -> None:
+        """StallError, and every wait released, when the device will not ring after ``last``."""
+        reason = failed()
+        if read_word(self.words, RING) > last:
+            return
+        if reason is None and quiet_s > HOST_LIMIT_S:
+            reason = f"no answer within {HOST_LIMIT_S:g} s"
+        if reason is not None:
+            self.release()
+            where = f"after the ring of layer {last - 1}" if last else "before its first ring"
+            raise StallError(
+                f"the GPU stopped {where}: {reason}; the window is void, start the sequence anew"
+            )
 
     def require_no_timeout(self) -> None:
         """StallError when a wait on the device ran into its own limit."""

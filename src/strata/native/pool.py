@@ -178,6 +178,12 @@ class CpuPool:
         run(self._pool.wait, ticket)
         self._kept.pop(ticket, None)
 
+    def serve(
+        self, server: _native.Server, n_rows: int, last: int, done: int, limit_us: int
+    ) -> int:
+        """``native.serve.Server.serve`` with this pool's workers and kernels."""
+        return run(self._pool.serve, server, n_rows, last, done, limit_us)  # type: ignore[no-any-return]
+
     def done(self, ticket: int) -> bool:
         """Whether the batch is done already; never waits."""
         return self._pool.done(ticket)
@@ -296,7 +302,7 @@ class CpuPool:
         known = self._layouts.get(id(shape))
         if known is None:
             # the shape is kept so that its id is never given to another
-            known = self._layouts[id(shape)] = (shape, _native_layout(shape))
+            known = self._layouts[id(shape)] = (shape, native_layout(shape))
         return known[1]
 
 
@@ -308,7 +314,7 @@ def _data_size(w: WeightLike) -> tuple[int, ...]:
     return w.n_rows, per_row
 
 
-def _native_layout(shape: ShapeLike) -> _native.ExpertLayout:
+def native_layout(shape: ShapeLike) -> _native.ExpertLayout:
     """UnsupportedError for a type or activation without kernels."""
     for name in (shape.gate_type, shape.up_type):
         row_bytes(name, shape.d_model)

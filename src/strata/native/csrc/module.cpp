@@ -17,6 +17,7 @@
 #include "measure.h"
 #include "pool.h"
 #include "recode.h"
+#include "serve.h"
 #include "tables.h"
 #include "tile_formats.h"
 #include "work.h"
@@ -212,6 +213,12 @@ class PoolFace {
 
     bool done(uint64_t ticket) const { return pool_->done(ticket); }
 
+    // Server::serve, with this pool's kernels.
+    int64_t serve(Server& server, int n_rows, int64_t last, int64_t done, int64_t limit_us) {
+        const nb::gil_scoped_release release;
+        return server.serve(*pool_, backend_, homes_, n_rows, last, done, limit_us);
+    }
+
     // Nanoseconds from giving an empty job away until every worker has done its part, n times, with a
     // pause before each.
     std::vector<int64_t> handovers(int n, int pause_us) {
@@ -339,6 +346,16 @@ NB_MODULE(_native, m) {
     nb::class_<GdnArgs>(m, "GdnArgs");
     m.def("gdn_args", &make_gdn);
     nb::class_<Matrices>(m, "Matrices").def(nb::init<>()).def("add", &Matrices::add);
+    nb::class_<Server>(m, "Server")
+        .def("__init__",
+             [](Server* self, Address words, Address ints, Address x, Address rows, Address late, int d_model) {
+                 new (self) Server(at<uint32_t>(words), at<int32_t>(ints), at<float>(x), at<float>(rows),
+                                   at<float>(late), d_model);
+             })
+        .def("add_dense", [](Server& self) { self.add_layer(nullptr, {}); })
+        .def("add_layer", [](Server& self, const ExpertLayout& layout, std::vector<int64_t> addresses) {
+            self.add_layer(&layout, std::move(addresses));
+        });
     nb::class_<PoolFace>(m, "Pool")
         .def(nb::init<const std::string&, int, std::vector<int>, std::vector<int>, int, int>())
         .def("linears", &PoolFace::linears)
@@ -347,6 +364,7 @@ NB_MODULE(_native, m) {
         .def("attention", &PoolFace::attention)
         .def("gdn", &PoolFace::gdn)
         .def("wait", &PoolFace::wait)
+        .def("serve", &PoolFace::serve)
         .def("done", &PoolFace::done)
         .def("counters", &PoolFace::counters)
         .def("count_layers", &PoolFace::count_layers)

@@ -1,0 +1,58 @@
+"""The ways windows run on a device: which features change their steps, and why others are off."""
+
+from __future__ import annotations
+
+import math
+
+from strata.core.errors import SettingError
+from strata.core.settings import Settings
+from strata.experts.device_service import DeviceService
+from strata.models.gpu.network import GpuNetwork
+from strata.models.spec import MoeSpec
+from strata.window.defer import Mode
+from strata.window.device_defer import DeviceDefer, deferrable_layers
+from strata.window.device_run import DeviceVariant
+
+
+def device_variant(
+    settings: Settings, network: GpuNetwork, service: DeviceService
+) -> tuple[DeviceVariant, list[str]]:
+    """The variant that the settings ask for, and what to say about it.
+
+    SettingError for layers that cannot be late, and for what has no device form yet.
+    """
+    if settings.defer_cpu == "repair":
+        raise SettingError(
+            "--defer-cpu repair: state repair runs on the CPU only in this version; use 1, with "
+            "--defer-cpu-below to bound its cost in quality, or --device cpu"
+        )
+    tail, lines = settings.route_tail_skip, []
+    if settings.defer_cpu == "0":
+        name = f"tail-{tail}" if tail else "exact"
+        return DeviceVariant(name, tail_rank=tail), lines
+    spec = network.spec
+    able = deferrable_layers(spec)
+    layers = sorted(settings.defer_layers) or able
+    refused = sorted(set(layers) - set(able))
+    if refused:
+        raise SettingError(
+            f"--defer-layers {','.join(map(str, refused))}: these cannot be late; this model can "
+            f"defer {able}"
+        )
+    if not layers:
+        return DeviceVariant(tail_rank=tail), ["defer-cpu: off here: no layer's rows may be late"]
+    if settings.defer_cpu_below < 0:
+        raise SettingError(
+            "--defer-cpu-below auto: is measured on the CPU only in this version; give a share, "
+            "such as 0.1"
+        )
+    below = settings.defer_cpu_below if settings.defer_cpu_below > 0 else math.inf
+    mode: Mode = "check" if settings.defer_cpu == "check" else "1"
+    transform = DeviceDefer(network, service, layers, mode, split=math.isfinite(below))
+    below_L = tuple(below if i in layers else -1.0 for i in range(spec.n_layers))
+    n_moe = sum(isinstance(layer.ffn, MoeSpec) for layer in spec.layers)
+    lines.append(
+        f"strata verify: STRATA_VERIFY_DEFER_CPU={settings.defer_cpu} (changes the output): "
+        f"rows of {len(layers)} of {n_moe} expert layers may be late"
+    )
+    return DeviceVariant(f"defer-{mode}-{below:g}-{tail}", (transform,), below_L, tail), lines
