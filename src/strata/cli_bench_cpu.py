@@ -55,12 +55,24 @@ def main(arguments: Sequence[str]) -> int:
         found = measure(options, step)
     _show(found)
     if args.json is not None:
-        Path(args.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        Path(args.json).write_text(json_text(found), encoding="utf-8")
         say([f"{args.json}: written"])
     if args.plot is not None:
         plot(found, Path(args.plot))
         say([f"{args.plot}: written"])
     return 0
+
+
+def json_text(found: dict[str, Any]) -> str:
+    """JSON with one line for each row of a table."""
+    parts = []
+    for key, value in found.items():
+        text = json.dumps(value)
+        if isinstance(value, list):
+            rows = ",\n  ".join(json.dumps(row) for row in value)
+            text = f"[\n  {rows}\n ]" if value else "[]"
+        parts.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def _parser() -> CommandParser:

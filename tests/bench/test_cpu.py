@@ -160,6 +160,8 @@ def test_a_tiny_run(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cli_bench.main([*asked.split(), str(path)]) == 0
     found = json.loads(path.read_text())
     assert found["schema"] == cpu.SCHEMA
+    n_lines = path.read_text().count("\n")
+    assert n_lines < 30 + sum(len(found[key]) for key in ("read", "rows", "experts", "handover"))
     assert set(found) == {
         "schema", "machine", "options", "read", "rows", "experts", "handover"
     }  # fmt: skip
@@ -183,6 +185,12 @@ def test_a_tiny_run(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert handover["us"]["samples"] == 1000 and handover["us"]["median"] > 0
     printed = capsys.readouterr().out
     assert "1 thread: GB/s of weight bytes" in printed and "10 whole experts of 40" in printed
+
+
+def test_json_keeps_every_value() -> None:
+    """Expectation: what json reads back is what was given, empty tables too."""
+    found = {"schema": "x", "a": {"b": [1, 2.5, None]}, "rows": made_up(), "empty": []}
+    assert json.loads(cli_bench_cpu.json_text(found)) == found
 
 
 def test_every_number_has_its_label(small: None) -> None:
