@@ -17,7 +17,9 @@ from tests.oracle import FAMILIES, Options, cached
 
 import strata
 from strata.core.errors import SettingError
+from strata.core.settings_load import load_settings
 from strata.core.types import Place
+from strata.engine.build import prepare
 from strata.engine.model import Model
 from strata.experts.workers import DelayedWorker
 from strata.window.record import poisoned
@@ -174,3 +176,14 @@ def test_what_cannot_be_is_refused() -> None:
         strata.load(path, device="cpu", defer_cpu="1", defer_layers=[0, 1, last])
     with pytest.raises(SettingError, match="must be one of 0, 1, check, repair"):
         strata.load(path, device="cpu", defer_cpu="2")
+
+
+def test_impossible_layers_and_biases_are_refused_before_anything_is_loaded() -> None:
+    """``prepare`` reads the header and plans; no tensor and no expert is loaded by it."""
+    path = FIXTURES / "qwen4_exp" / "bf16.gguf"
+    for given, message in (
+        ({"defer_cpu": "1", "defer_layers": [4]}, "--defer-layers 4: these cannot be late"),
+        ({"logit_bias": {9999: 1.0}}, "token 9999 is outside the vocabulary of 320"),
+    ):
+        with pytest.raises(SettingError, match=message):
+            prepare(path, load_settings({"device": "cpu", **given}))

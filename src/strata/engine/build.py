@@ -36,7 +36,8 @@ from strata.engine.expert_plan import ExpertPlan, load_planned, plan_experts
 from strata.engine.layout_cost import MeasuredCost, read_speed
 from strata.engine.machine import probe
 from strata.engine.overlaps import overlap_variants
-from strata.engine.variants import WindowVariants, build_variant
+from strata.engine.sampler import Sampler
+from strata.engine.variants import WindowVariants, build_variant, require_defer_layers
 from strata.experts.fast_tier import FastTier, read_profile
 from strata.experts.layouts import Entry
 from strata.experts.service import ExpertService
@@ -87,6 +88,8 @@ def prepare(
         limit = plan.spec.max_context_tokens
         effective = resolve(asked, machine or probe(), limit, planning=planning)
         _require_places(effective.settings, plan)
+        require_defer_layers(effective.settings, plan.spec)
+        Sampler(effective.settings, plan.spec.n_vocab)  # a bias on no token is refused here
         memory = memory_plan(plan, effective.settings, probes or Probes())
         experts = _place_experts(plan, effective.settings, memory, measure=not planning)
         if list(experts.shapes) != plan.shapes:

@@ -15,7 +15,8 @@ from strata.experts.late import late_rule
 from strata.experts.service import ExpertService
 from strata.experts.tail_skip import tail_rule
 from strata.models.network import MoeFfn, Network
-from strata.window.defer import Defer, Mode, deferrable, late_buffers
+from strata.models.spec import ModelSpec
+from strata.window.defer import Defer, Mode, deferrable_layers, late_buffers
 from strata.window.event_ring import EventRing
 from strata.window.repair import Repair, repair_buffers
 from strata.window.run import PLAIN, Variant
@@ -63,7 +64,12 @@ def build_variant(settings: Settings, network: Network, service: ExpertService) 
 
 def defer_layers(settings: Settings, network: Network) -> list[int]:
     """The layers whose rows may be late; SettingError for one that cannot."""
-    able = deferrable(network)
+    return require_defer_layers(settings, network.spec)
+
+
+def require_defer_layers(settings: Settings, spec: ModelSpec) -> list[int]:
+    """The same from the spec alone, so that it can be asked before anything is loaded."""
+    able = deferrable_layers(spec)
     layers = sorted(settings.defer_layers) or able
     refused = sorted(set(layers) - set(able))
     if refused:

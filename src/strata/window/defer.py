@@ -24,6 +24,7 @@ from strata.experts.service import ExpertService
 from strata.kernels.combine import combine
 from strata.memory.frame import BufferSpec, Frame
 from strata.models.network import MoeFfn, Network
+from strata.models.spec import ModelSpec, MoeSpec
 from strata.window.program import Program, Read, Step, Wait
 
 Mode = Literal["1", "check"]
@@ -36,16 +37,20 @@ def late_buffers(network: Network) -> dict[str, BufferSpec]:
     return {LATE_ROWS: BufferSpec((network.spec.d_model,), network.dtype, lead="R")}
 
 
-def deferrable(network: Network) -> list[int]:
+def deferrable_layers(spec: ModelSpec) -> list[int]:
     """Layers whose rows may join late: not the last one (the head reads its residual), not one in
-    front of an n-gram
-    block (which reads the full residual), and only layers with routed experts."""
-    spec = network.spec
+    front of an n-gram block (which reads the full residual), and only layers with routed
+    experts."""
     return [
         layer
         for layer in range(spec.n_layers - 1)
-        if isinstance(network.ffns[layer], MoeFfn) and layer + 1 not in network.ngrams
+        if isinstance(spec.layers[layer].ffn, MoeSpec) and spec.layers[layer + 1].ngram is None
     ]
+
+
+def deferrable(network: Network) -> list[int]:
+    """``deferrable_layers`` of a network."""
+    return deferrable_layers(network.spec)
 
 
 class Defer:
