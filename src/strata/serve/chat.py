@@ -95,7 +95,10 @@ def _constraint(server: Server, chat: ChatRequest, tail: str) -> ConstraintSpec 
     if chat.form is not None:
         return ConstraintSpec(chat.form.kind, chat.form.value, end)
     value = {
-        "tools": [{"name": t.name, "parameters": dict(t.parameters)} for t in chat.tools],
+        "tools": [
+            {"name": t.name, "parameters": dict(t.parameters), "strict": t.strict}
+            for t in chat.tools
+        ],
         "required": chat.choice.mode == "required",
         "only": chat.choice.only,
         "parallel": chat.choice.parallel,

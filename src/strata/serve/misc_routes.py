@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -15,18 +14,7 @@ from strata.serve.errors import ApiError
 from strata.serve.metrics import CONTENT_TYPE
 from strata.serve.server import Server
 from strata.serve.status import readiness, status
-
-PAGE_TYPES = {
-    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml",
-}  # fmt: skip
-PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; object-src 'none'; "
-    "base-uri 'none'; frame-ancestors 'none'; form-action 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
+from strata.serve.web import Asset, load_page
 
 
 class TokenizeBody(Body):
@@ -161,23 +149,14 @@ def _tokens(server: Server) -> APIRouter:
 
 
 def _page() -> APIRouter:
+    """The web page's files, each at its own path: nothing of a request becomes a path."""
     routes = APIRouter()
-    folder = resources.files("strata.serve") / "web"
 
-    @routes.get("/")
-    async def page() -> Response:
-        return _file("index.html")
+    def add(path: str, asset: Asset) -> None:
+        @routes.get(path, include_in_schema=False)
+        async def page_file() -> Response:
+            return Response(asset.body, headers=dict(asset.headers))
 
-    @routes.get("/web/{name}")
-    async def page_file(name: str) -> Response:
-        return _file(name)
-
-    def _file(name: str) -> Response:
-        # only names that are there: nothing of the request becomes a path
-        known = {f.name: f for f in folder.iterdir()} if folder.is_dir() else {}
-        kind = PAGE_TYPES.get("." + name.rpartition(".")[2])
-        if name not in known or kind is None:
-            raise ApiError(404, "there is no such page", "not_found")
-        return Response(known[name].read_bytes(), media_type=kind, headers=PAGE_HEADERS)
-
+    for path, asset in load_page().items():
+        add(path, asset)
     return routes

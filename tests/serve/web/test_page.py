@@ -195,7 +195,10 @@ def test_keyboard_and_narrow_screen(page: Any) -> None:
 
 def test_policy_and_files_keep_to_the_rules() -> None:
     files = load_page()
-    assert set(files) == {"/", "/app.js", "/markdown.js", "/monitor.js", "/style.css"}
+    assert set(files) == {
+        "/",
+        *(f"/web/{name}" for name in ("app.js", "markdown.js", "monitor.js", "style.css")),
+    }
     for asset in files.values():
         assert asset.headers["content-security-policy"] == POLICY
     assert "unsafe" not in POLICY and "default-src 'none'" in POLICY

@@ -37,10 +37,10 @@ POLICY = "; ".join((
 ))  # fmt: skip
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
-    "/app.js": ("app.js", "text/javascript; charset=utf-8"),
-    "/markdown.js": ("markdown.js", "text/javascript; charset=utf-8"),
-    "/monitor.js": ("monitor.js", "text/javascript; charset=utf-8"),
-    "/style.css": ("style.css", "text/css; charset=utf-8"),
+    "/web/app.js": ("app.js", "text/javascript; charset=utf-8"),
+    "/web/markdown.js": ("markdown.js", "text/javascript; charset=utf-8"),
+    "/web/monitor.js": ("monitor.js", "text/javascript; charset=utf-8"),
+    "/web/style.css": ("style.css", "text/css; charset=utf-8"),
 }
 
 
