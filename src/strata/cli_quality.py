@@ -22,9 +22,9 @@ from strata.cli_flags import ENGINE, CommandParser, asked_settings
 from strata.cli_screen import open_model, say
 from strata.core.errors import InputError, SettingError
 from strata.core.settings_load import Effective
+from strata.engine.fingerprints import machine_facts
 from strata.engine.model import Model, load_effective
 from strata.quality.arms import Arm, parse_arms
-from strata.engine.fingerprints import machine_facts
 from strata.quality.measure import Progress
 from strata.quality.plot import plot_by_position
 from strata.quality.protocol import Protocol, QualityReport
@@ -82,7 +82,7 @@ def _measure(
     args: argparse.Namespace, asked: Effective
 ) -> tuple[QualityReport, dict[str, Recording]]:
     arms, window = parse_arms(args.arms), window_size(args.window, 1)
-    n_tokens = _count(args.tokens)
+    n_tokens = whole_number("--tokens", args.tokens)
     folder = _new_folder(args.save)
     recordings: dict[str, Recording] = {}
     with open_model(args.model, asked, quiet=args.quiet) as model:
@@ -138,11 +138,12 @@ def _compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _count(text: str | None) -> int | None:
+def whole_number(flag: str, text: str | None) -> int | None:
+    """The value of a flag that counts something; None when it is not given."""
     if text is None:
         return None
     if not text.strip().isdigit() or int(text) < 1:
-        raise SettingError(f"--tokens {text}: must be a whole number of at least 1")
+        raise SettingError(f"{flag} {text}: must be a whole number of at least 1")
     return int(text)
 
 

@@ -70,6 +70,16 @@ def load_settings(
     return Effective(Settings(**values), sources)
 
 
+def user_data_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Where a user's programs keep what they worked out (XDG base directories)."""
+    environment = os.environ if environ is None else environ
+    given = environment.get("XDG_DATA_HOME")
+    # the specification has relative paths ignored
+    if given and Path(given).is_absolute():
+        return Path(given)
+    return Path.home() / ".local" / "share"
+
+
 def _parse(info: SettingInfo, value: object, source: str) -> Any:
     try:
         return info.parse(value)

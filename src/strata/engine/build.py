@@ -37,6 +37,7 @@ from strata.engine.layout_cost import MeasuredCost, read_speed
 from strata.engine.machine import probe
 from strata.engine.overlaps import overlap_variants
 from strata.engine.sampler import Sampler
+from strata.engine.tuned import with_quality_budget
 from strata.engine.variants import WindowVariants, build_variant, require_defer_layers
 from strata.experts.fast_tier import FastTier, read_profile
 from strata.experts.layouts import Entry
@@ -85,6 +86,7 @@ def prepare(
     checkpoint = open_model(path)
     try:
         plan = understand(checkpoint)
+        asked = asked if planning else with_quality_budget(checkpoint, asked)
         limit = plan.spec.max_context_tokens
         effective = resolve(asked, machine or probe(), limit, planning=planning)
         _require_places(effective.settings, plan)

@@ -6,7 +6,6 @@ after another, each once, when the first engine is closed.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -182,8 +181,3 @@ def _standard(engine: Engine) -> tuple[list[Arm], dict[str, str]]:
         else:
             possible.append(arm)
     return possible, missing
-
-
-def timestamp() -> str:
-    """Date and time for reports, UTC."""
-    return time.strftime("%Y-%m-%d %H:%M", time.gmtime())
