@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from strata.bench.arms import with_steps
 from strata.bench.routing import moe_layers
 from strata.core.types import Place
@@ -112,16 +114,15 @@ class PoolTimes:
 
     def __init__(self, service: Any) -> None:
         self._service = service
-        self._seconds: dict[int, float] = {}
-        self._n: dict[int, int] = {}
+        self._seconds: dict[int, list[float]] = {}
 
-    def ms(self, layer: int) -> float:
-        """Milliseconds a window."""
-        return 1e3 * self._seconds.get(layer, 0.0) / max(1, self._n.get(layer, 0))
+    def ms(self, layer: int, quantile: float = 0.5) -> float:
+        """Milliseconds in a window: the median, or another quantile."""
+        seconds = self._seconds.get(layer)
+        return 1e3 * float(np.quantile(seconds, quantile)) if seconds else 0.0
 
     def _note(self, layer: int, seconds: float) -> None:
-        self._seconds[layer] = self._seconds.get(layer, 0.0) + seconds
-        self._n[layer] = self._n.get(layer, 0) + 1
+        self._seconds.setdefault(layer, []).append(seconds)
 
     def __call__(self, program: Program, frame: Frame, *_: object) -> Program:
         """The program that waits for the pool right at every ring."""

@@ -46,9 +46,11 @@ def is_synthetic(path: str | Path) -> bool:
     return str(path).startswith(PREFIX)
 
 
-def open_model(path: str | Path) -> Checkpoint:
-    """The checkpoint at a path, or the synthetic model of that name. InputError for an unknown
-    name; other errors as for ``open_checkpoint``."""
+def open_model(path: str | Path | Checkpoint) -> Checkpoint:
+    """The checkpoint at a path, or the synthetic model of that name; an open one is itself.
+    InputError for an unknown name; other errors as for ``open_checkpoint``."""
+    if isinstance(path, Checkpoint):
+        return path
     return _make_up(parse_name(str(path))) if is_synthetic(path) else open_checkpoint(path)
 
 
@@ -185,10 +187,10 @@ def _checkpoint(
     name: Name, tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, object]
 ) -> MadeUpCheckpoint:
     rows = [(key, kind, of) for key, (kind, of) in tensors.items()]
-    return MadeUpCheckpoint(name.text, rows, metadata, _numbers)
+    return MadeUpCheckpoint(name.text, rows, metadata, made_up_numbers)
 
 
-def _numbers(tensor: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def made_up_numbers(tensor: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Float tensors: norms of 1, decays as trained models have them, small biases, routers and
     taps of ordinary size."""
     rng = np.random.default_rng(zlib.crc32(tensor.encode()))

@@ -1,0 +1,243 @@
+"""How fast a model will answer, said before it is loaded: the serial law
+
+    T = G + max( CPU bytes / B_cpu, link bytes / B_link, (CPU bytes + link bytes) / B_both )
+
+for a window of one token. G is the time of a window without the experts that are not in the fast
+tier. It is measured on two slices of the model (``bench/slices.py``) that differ by one period of
+its layers; layers behind only repeat it. B_cpu is what the pool makes of the model's own expert
+bytes, B_link and B_both are measured. Law: literature on hybrid inference, see docs/DETAILS.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from strata.bench.arms import with_steps
+from strata.bench.layers import PoolTimes
+from strata.bench.machine import Bandwidths, measure_bandwidths
+from strata.bench.prompts import random_prompt
+from strata.bench.routing import Locality, Replay, made_up_trace, moe_layers
+from strata.bench.slices import depths, slice_of
+from strata.bench.traffic import Traffic, traffic_of
+from strata.core.settings_load import Effective
+from strata.engine.build import Ready, build
+from strata.engine.checkpoint_plan import understand
+from strata.engine.engine import Engine
+from strata.models.spec import ModelSpec, MoeSpec
+from strata.window.run import WindowRunner
+
+PROMPT_TOKENS, CONTEXT = 64, 512
+WARM, TIMED, TURNS = 2, 48, 4
+QUANTILE = 0.25
+
+
+@dataclass(frozen=True)
+class SliceTime:
+    """A slice as measured: milliseconds of a window, of the pool in it, and the expert bytes."""
+
+    n_layers: int
+    window_s: float
+    pool_s: float
+    expert_bytes: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of a window of one token, and what they are made of."""
+
+    fixed_s: float
+    host_bytes: float
+    link_share: float
+    pool_bytes_s: float
+    bandwidths: Bandwidths
+    hit_rate: float
+    slices: tuple[SliceTime, SliceTime]
+
+    @property
+    def host_s(self) -> float:
+        """The law's second term."""
+        link = self.host_bytes * self.link_share
+        cpu = self.host_bytes - link
+        terms = [cpu / self.pool_bytes_s if cpu else 0.0]
+        if link:
+            terms += [link / self.bandwidths.link, self.host_bytes / self.bandwidths.both]
+        return max(terms)
+
+    @property
+    def window_s(self) -> float:
+        """T."""
+        return self.fixed_s + self.host_s
+
+    @property
+    def tokens_s(self) -> float:
+        """Tokens a second without drafts."""
+        return 1 / self.window_s
+
+    def lines(self) -> list[str]:
+        """For people."""
+        a, b = self.slices
+        lines = [
+            f"predicted: {self.tokens_s:.1f} tok/s in windows of one token = "
+            f"{1e3 * self.fixed_s:.2f} ms + {1e3 * self.host_s:.2f} ms for "
+            f"{self.host_bytes / 1e9:.3f} GB of experts outside the fast tier"
+        ]
+        if self.host_bytes:
+            lines.append(
+                f"  the pool makes {self.pool_bytes_s / 1e9:.2f} GB/s of these experts; "
+                f"{self.hit_rate:.0%} of a token's experts are in the fast tier"
+            )
+        lines.append(
+            f"  measured on {a.n_layers} and {b.n_layers} layers with made-up weights: "
+            f"{1e3 * a.window_s:.2f} and {1e3 * b.window_s:.2f} ms; drafts and a long context "
+            f"change it"
+        )
+        return lines
+
+
+def predict(
+    ready: Ready, asked: Effective, locality: Locality, say: Callable[[str], None]
+) -> Prediction:
+    """Predict for a model that was understood. Its checkpoint must be open.
+
+    UnsupportedError when it cannot be sliced.
+    """
+    spec, settings = ready.plan.spec, ready.settings
+    bandwidths = measure_bandwidths(settings.workers, settings.device)
+    say(bandwidths.line())
+    traffic = traffic_of(ready.plan)
+    first, second = depths(spec)
+    small, large = _time_slices(ready, asked, (first, second), locality)
+    pool = large.expert_bytes / large.pool_s if large.pool_s else bandwidths.host
+    hit_rate = _hit_rate(ready, locality)
+    host_bytes = traffic.routed_bytes * (1 - hit_rate)
+    link = min(max(settings.pcie_frac, 0.0), 1.0) if settings.device == "cuda" else 0.0
+    return Prediction(
+        _fixed(spec, traffic, small, large, pool), host_bytes, link, pool, bandwidths, hit_rate,
+        (small, large),
+    )  # fmt: skip
+
+
+def _fixed(
+    spec: ModelSpec, traffic: Traffic, small: SliceTime, large: SliceTime, pool: float
+) -> float:
+    """G: windows of both slices without their experts, carried on to all layers."""
+    base = small.window_s - small.expert_bytes / pool
+    period = large.n_layers - small.n_layers
+    if not period:
+        return base
+    step = large.window_s - large.expert_bytes / pool - base
+    return base + max(step, 0.0) * (spec.n_layers - small.n_layers) / period
+
+
+def _time_slices(
+    ready: Ready, asked: Effective, depths: tuple[int, int], locality: Locality
+) -> tuple[SliceTime, SliceTime]:
+    """Both slices, taking turns: what else the machine does meets both alike."""
+    with ExitStack() as stack:
+        made = [SliceWindows(*_load_slice(ready, asked, n), locality) for n in depths]
+        for windows in made:
+            stack.callback(windows.engine.close)
+        for _ in range(TURNS):
+            for windows in made:
+                windows.whole()
+            for windows in made:
+                windows.in_turn()
+        return made[0].time(), made[1].time()
+
+
+def _load_slice(ready: Ready, asked: Effective, n_layers: int) -> tuple[Engine, Traffic]:
+    spec, settings = ready.plan.spec, ready.settings
+    checkpoint = slice_of(ready.plan.checkpoint, spec, n_layers)
+    tiles = any(e is not None and "tiles" in e[0].layouts for e in ready.plan.shapes)
+    changes: dict[str, Any] = {
+        "context": min(CONTEXT, spec.max_context_tokens), "expert_profile": None, "pack": None,
+        "expert_cache": 0, "experts_on_disk": False, "pcie_frac": 0.0, "logpos": None,
+        "adapt_swaps": 0, "device": settings.device,
+        "expert_layout": "tiles" if tiles else "native",
+    }  # fmt: skip
+    slim = Effective(replace(asked.settings, **changes), asked.sources)
+    traffic = traffic_of(understand(checkpoint))
+    # build opens whatever names a model; an open checkpoint names itself
+    return build(cast(Path, checkpoint), slim), traffic
+
+
+class SliceWindows:
+    """Windows of one token on a slice: as they are, and with the pool's part timed."""
+
+    def __init__(self, engine: Engine, traffic: Traffic, locality: Locality) -> None:
+        self.engine, self._traffic = engine, traffic
+        self._layers = moe_layers(engine.spec)
+        self._variant = self._timed = engine.runner.variant
+        self._replay: Replay | None = None
+        self._seconds: list[float] = []
+        self._pool = PoolTimes(engine.service)
+        if self._layers:
+            ffn = engine.spec.layers[self._layers[0]].ffn
+            assert isinstance(ffn, MoeSpec)
+            trace = made_up_trace(len(self._layers), ffn.n_experts, ffn.n_active, 256, locality)
+            self._replay = Replay(engine.spec, trace, engine.runner.network.device)
+            self._variant = with_steps(self._variant, "traced", self._replay)
+            self._timed = with_steps(self._variant, "in turn", self._pool)
+        n_prompt = min(PROMPT_TOKENS, engine.context_tokens // 4)
+        row = engine.read_prompt(random_prompt(n_prompt, engine.n_vocab, 0))
+        self._token = int(np.argmax(row))
+        self._windows(WARM)
+
+    def whole(self) -> None:
+        """A turn of windows as they are."""
+        self.engine.runner.variant = self._variant
+        self._windows(WARM)
+        self._seconds += self._windows(TIMED // TURNS)
+
+    def in_turn(self) -> None:
+        """A turn for the pool's part."""
+        if isinstance(self.engine.runner, WindowRunner):
+            self.engine.runner.variant = self._timed
+            self._windows(TIMED // TURNS)
+        else:
+            self._pool.watch_host(lambda: self._windows(TIMED // TURNS))
+
+    def time(self) -> SliceTime:
+        """What was measured. The faster half counts: others use the machine too."""
+        pool = sum(self._pool.ms(layer, QUANTILE) for layer in self._layers) / 1e3
+        window = float(np.quantile(self._seconds, QUANTILE))
+        n_bytes = float(self._traffic.routed_bytes)
+        return SliceTime(self.engine.spec.n_layers, window, pool, n_bytes)
+
+    def _windows(self, n: int) -> list[float]:
+        found = []
+        for _ in range(n):
+            if self._replay is not None:
+                self._replay.seek(self.engine.length)
+            start = time.perf_counter()
+            self.engine.run_window([self._token])
+            self.engine.commit(1)
+            found.append(time.perf_counter() - start)
+        return found
+
+
+def _hit_rate(ready: Ready, locality: Locality) -> float:
+    """Share of a token's experts in the fast tier, filled with what a trace uses most."""
+    settings, spec = ready.settings, ready.plan.spec
+    layers, pairs = moe_layers(spec), ready.plan.n_pairs
+    slots = min(settings.expert_cache, pairs)
+    if settings.device != "cuda" or slots <= 0 or not layers:
+        return 0.0
+    if slots == pairs:
+        return 1.0
+    ffn = spec.layers[layers[0]].ffn
+    assert isinstance(ffn, MoeSpec)
+    trace = made_up_trace(4, ffn.n_experts, ffn.n_active, 256, locality)
+    per_layer = round(slots / pairs * ffn.n_experts)
+    shares = []
+    for layer in trace:
+        uses = np.sort(np.bincount(layer.reshape(-1), minlength=ffn.n_experts))[::-1]
+        shares.append(uses[:per_layer].sum() / uses.sum())
+    return float(np.mean(shares))
