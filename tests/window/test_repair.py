@@ -21,7 +21,7 @@ from strata.core.errors import ProgramError
 from strata.engine.model import Model
 from strata.window.program import Program, check
 from strata.window.record import eager
-from strata.window.repair import LATE_RESIDUAL
+from strata.window.repair import REPAIR_X
 from strata.window.run import PLAIN
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -129,7 +129,9 @@ def test_with_everything_cached_the_bits_are_those_of_exact(family: str) -> None
     with strata.load(path, device="cpu") as model:
         exact = model.logits(tokens, through="windows", window=4)
         n_pairs = sum(len(a) for a in model.engine.service.tier.address_LE)
-    with strata.load(path, device="cpu", expert_cache=n_pairs, defer_cpu="repair") as model:
+    with strata.load(
+        path, device="cpu", expert_cache=n_pairs, defer_cpu="repair", poison=True
+    ) as model:
         for window in (1, 4):
             assert np.array_equal(model.logits(tokens, through="windows", window=window), exact)
 
@@ -141,7 +143,7 @@ def test_only_repair_has_its_steps_and_buffers() -> None:
             window = model.engine.runner.window(2)
             names = [step.name for step in window.program.steps]
             assert names.count("repair") == names.count("correct") == wanted
-            assert (LATE_RESIDUAL in window.frame.tensors()) == bool(wanted)
+            assert (REPAIR_X in window.frame.tensors()) == bool(wanted)
             assert bool(window.frame.rewritten) == bool(wanted)
 
 

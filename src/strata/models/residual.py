@@ -56,14 +56,15 @@ class Residual(Protocol):
         """Add a part of a block's output later, with that block's coefficients (plain: None)."""
         ...
 
-    def mixer_input(self, layer: int, residual: torch.Tensor, x_TD: torch.Tensor) -> None:
-        """Fill x with what the layer's mixer reads of these streams."""
-        ...
-
-    def mixer_coefficients(
-        self, layer: int, residual: torch.Tensor, coeff_TC: torch.Tensor
+    def mixer_input(
+        self,
+        layer: int,
+        residual: torch.Tensor,
+        x_TD: torch.Tensor,
+        coeff_TC: torch.Tensor | None,
     ) -> None:
-        """Fill the write coefficients of the layer's mixer from these streams (plain: none)."""
+        """Fill x, and the coefficients if wanted, with what the layer's mixer reads of these
+        streams (plain: it has none)."""
         ...
 
 
@@ -140,14 +141,15 @@ class PlainResidual:
         """residual += late; a plain residual has no coefficients."""
         residual += late_TD
 
-    def mixer_input(self, layer: int, residual: torch.Tensor, x_TD: torch.Tensor) -> None:
+    def mixer_input(
+        self,
+        layer: int,
+        residual: torch.Tensor,
+        x_TD: torch.Tensor,
+        coeff_TC: torch.Tensor | None,
+    ) -> None:
         """x = norm(residual)."""
         self._ops.rms_norm(residual, self._norms["attn", layer], self._eps, out=x_TD)
-
-    def mixer_coefficients(
-        self, layer: int, residual: torch.Tensor, coeff_TC: torch.Tensor
-    ) -> None:
-        """A plain residual has no coefficients."""
 
 
 class _Read:
@@ -173,14 +175,6 @@ class _Read:
         for rows in _blocks(streams_TCD.shape[0]):
             coeff = None if coeff_TC is None else coeff_TC[rows]
             self._block(streams_TCD[rows], x_TD[rows], coeff)
-
-    def coefficients(self, streams_TCD: torch.Tensor, coeff_TC: torch.Tensor) -> None:
-        """Only the write coefficients, with the bits that ``run`` gives them."""
-        assert self._inject is not None, "the head writes nothing"
-        ops = self._ops
-        normed_TN = ops.rms_norm(streams_TCD.flatten(1), self._norm, self._eps, self._streams)
-        ops.linears(normed_TN, (self._inject,), (coeff_TC,))
-        ops.read_gates(normed_TN.new_zeros(normed_TN.shape[0], 1), coeff_TC, self._streams)
 
     def _block(
         self, streams_TCD: torch.Tensor, x_TD: torch.Tensor, coeff_TC: torch.Tensor | None
@@ -268,15 +262,15 @@ class HyperResidual:
         for rows in _blocks(residual.shape[0]):
             self._ops.stream_write(residual[rows], late_TD[rows], coeff_TC[rows])
 
-    def mixer_input(self, layer: int, residual: torch.Tensor, x_TD: torch.Tensor) -> None:
-        """x = gated mean of the normed streams."""
-        self._reads["attn", layer].run(residual, x_TD, None)
-
-    def mixer_coefficients(
-        self, layer: int, residual: torch.Tensor, coeff_TC: torch.Tensor
+    def mixer_input(
+        self,
+        layer: int,
+        residual: torch.Tensor,
+        x_TD: torch.Tensor,
+        coeff_TC: torch.Tensor | None,
     ) -> None:
-        """2 sigmoid(inject norm(residual) / C)."""
-        self._reads["attn", layer].coefficients(residual, coeff_TC)
+        """x = gated mean of the normed streams; coeff = 2 sigmoid(inject normed / C)."""
+        self._reads["attn", layer].run(residual, x_TD, coeff_TC)
 
 
 def _blocks(n_tokens: int) -> Iterator[slice]:
