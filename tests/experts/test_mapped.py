@@ -20,7 +20,12 @@ from strata.experts.fast_tier import FastTier
 from strata.experts.loader import load_experts
 from strata.experts.mapped import RECENT, MappedLayer, ReadAhead, map_experts, mapped_bytes
 from strata.experts.store import store_bytes
-from strata.formats.paging import page_in_memory, pages_in_memory, will_need
+from strata.formats.paging import (
+    page_in_memory,
+    pages_in_memory,
+    read_only_what_is_asked,
+    will_need,
+)
 from strata.formats.weight_types import TYPES
 from strata.kernels.expert_rows import expert_rows_contract
 from strata.kernels.linear import linear_contract
@@ -103,6 +108,43 @@ def test_experts_are_read_ahead_once_in_a_while(source, monkeypatch):
     assert not asked
     group.will_need(np.array([1, 4], np.int32))
     assert asked == places(source, (1,))  # expert 1 was asked for too long ago
+
+
+def test_a_system_that_tells_is_asked_each_time(source, monkeypatch):
+    """Once a page was called missing, recent use proves nothing: what is missing is asked for; and
+    nothing around it is read any more, in the areas of all layers' matrices, said once."""
+    asked, areas, missing = [], [], set()
+    monkeypatch.setattr(mapped, "will_need_at", lambda *place: asked.append(place))
+    monkeypatch.setattr(mapped, "page_in_memory", lambda at: at not in missing)
+    monkeypatch.setattr(mapped, "read_only_what_is_asked", lambda *area: areas.append(area))
+    shapes = source.shapes()
+    group, other = map_experts(shapes, source).layers[::2]
+    four = np.array([4], np.int32)
+    group.will_need(four)
+    group.will_need(four)
+    assert asked == places(source, (4,)) and not areas
+    missing.add(sum(places(source, (4,))[1]) - 1)
+    group.will_need(four)  # not seen: asked for a call ago
+    assert asked == places(source, (4,)) and not areas
+    missing.update(sum(place) - 1 for place in places(source, (2,)))
+    group.will_need(np.array([2], np.int32))
+    assert asked[3:] == places(source, (2,))
+    inside = [any(a <= at and at + n <= a + size for a, size in areas)
+              for at, n in places(source, range(6))]  # fmt: skip
+    assert all(inside) and len(areas) == 6
+    group.will_need(four)
+    assert asked[6:] == places(source, (4,))[1:2] and len(areas) == 6
+    other.will_need(four)
+    assert len(asked) == 7
+
+
+def test_areas_are_advised_for_real(tmp_path):
+    """Any place and size does no harm; the bytes stay."""
+    (tmp_path / "x").write_bytes(bytes(range(256)) * 100)
+    view = np.memmap(tmp_path / "x", np.uint8, "r")
+    read_only_what_is_asked(view.ctypes.data + 5, 20000)
+    read_only_what_is_asked(view.ctypes.data, 0)
+    np.testing.assert_array_equal(view, np.tile(np.arange(256, dtype=np.uint8), 100))
 
 
 @pytest.mark.parametrize("tells", [True, None])

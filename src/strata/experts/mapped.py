@@ -15,12 +15,13 @@ import torch
 from strata.core.errors import UnsupportedError
 from strata.experts.loader import fill_blob, fill_extras
 from strata.experts.store import ExpertStore, Layer
-from strata.formats.paging import page_in_memory, will_need_at
+from strata.formats.paging import page_in_memory, read_only_what_is_asked, will_need_at
 from strata.kernels.expert_rows import ExpertShape
 from strata.models.expert_source import PROJS, ExpertSource, Proj
 
 RECENT = 64
-"""An expert asked for within its layer's last that many calls is taken to be in memory still."""
+"""Where the system does not tell what is in memory, an expert asked for within its layer's last
+that many calls is taken to be there still."""
 
 
 class ReadAhead:
@@ -28,20 +29,28 @@ class ReadAhead:
 
     Asking for what is there costs the system a look at every page (0.6 ms for 10 experts of 2 MB),
     so one page of each is looked at first. That look is believed once it has found a page missing:
-    of a file that is not ours to write the system says that all of it is in memory.
+    of a file that is not ours to write the system says that all of it is in memory. From then on
+    the system reads nothing around what is asked for: that would drive experts out of memory.
     """
 
     def __init__(self) -> None:
-        self._told_truth = False
+        self.told_truth = False
+        self._areas: list[tuple[int, int]] = []
+
+    def add_area(self, address: int, n_bytes: int) -> None:
+        """Memory in which matrices lie that will be asked for."""
+        self._areas.append((address, n_bytes))
 
     def __call__(self, matrices: Iterable[tuple[int, int]]) -> None:
         """Ask for these (address, bytes), in the order given."""
         for address, n_bytes in matrices:
             # files are read front to back: the last page stands for all
             there = page_in_memory(address + n_bytes - 1)
-            if there is False:
-                self._told_truth = True
-            if not there or not self._told_truth:
+            if there is False and not self.told_truth:
+                self.told_truth = True
+                for area in self._areas:
+                    read_only_what_is_asked(*area)
+            if not there or not self.told_truth:
                 will_need_at(address, n_bytes)
 
 
@@ -64,6 +73,10 @@ class MappedLayer:
         self._source, self._layer = source, layer
         self._rows = [[self._view(e, p) for p in PROJS] for e in range(n_experts)]
         self._places = [[(m.ctypes.data, m.nbytes) for m in rows] for rows in self._rows]
+        for i in range(len(PROJS)):
+            first = min(matrices[i][0] for matrices in self._places)
+            end = max(sum(matrices[i]) for matrices in self._places)
+            self._read_ahead.add_area(first, end - first)
         self._extras_start = _extras_start(shape)
         size = shape.blob_bytes - self._extras_start
         self._extras = np.zeros((n_experts, size), np.uint8)
@@ -112,12 +125,15 @@ class MappedLayer:
         return torch.from_numpy(blob)
 
     def will_need(self, expert_G: npt.NDArray[np.int32]) -> None:
-        """Have the system read these experts ahead, but for those asked for a short while ago.
+        """Have the system read these experts ahead, those that are not in memory.
 
-        In the order in which the pool will read them: all gates, all ups, all downs.
+        In the order in which the pool will read them: all gates, all ups, all downs. Where the
+        system does not tell what is in memory, an expert asked for a short while ago is left out.
         """
         self._calls += 1
-        wanted = expert_G[self._calls - self._asked_E[expert_G] > RECENT].tolist()
+        wanted = expert_G.tolist()
+        if not self._read_ahead.told_truth:
+            wanted = expert_G[self._calls - self._asked_E[expert_G] > RECENT].tolist()
         self._read_ahead(self._places[expert][i] for i in range(len(PROJS)) for expert in wanted)
         self._asked_E[expert_G] = self._calls
 

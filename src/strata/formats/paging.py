@@ -27,6 +27,15 @@ def will_need_at(address: int, n_bytes: int) -> None:
     advise(start, address + n_bytes - start, mmap.MADV_WILLNEED)
 
 
+def read_only_what_is_asked(address: int, n_bytes: int) -> None:
+    """Have the system read no page around one that is touched: what is needed is asked for."""
+    advise = _madvise()
+    if advise is None or n_bytes == 0:
+        return
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    advise(start, address + n_bytes - start, mmap.MADV_RANDOM)
+
+
 def page_in_memory(address: int) -> bool | None:
     """Whether the page of that byte is in RAM; None when the system does not say.
 
