@@ -12,6 +12,7 @@ BENCHES = {
     "speed": "strata.cli_bench_speed:main",
     "cache": "strata.cli_bench_cache:main",
     "cpu": "strata.cli_bench_cpu:main",
+    "serve": "strata.cli_bench_serve:main",
 }
 """Name -> "module:function"; the function takes the arguments and gives the exit code."""
 
