@@ -59,7 +59,8 @@ def main(arguments: Sequence[str]) -> int:
     records = [*earlier, *outcome.records]
     if path is not None:
         save_records(path, records)
-    print("\n".join(outcome.lines))
+    if outcome.lines:
+        print("\n".join(outcome.lines))
     return _show(records, args.force, args.plot)
 
 

@@ -1,0 +1,83 @@
+"""strata bench and strata doctor through the command line: what is printed, kept and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from strata.cli import main
+
+PATH = str(Path(__file__).parent / "fixtures" / "qwen3_moe" / "bf16.gguf")
+TINY = ["--device", "cpu", "--context", "256", "--prompts", "2", "--tokens", "3", "--rounds", "1"]
+
+
+def test_arms_are_measured_kept_and_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two arms on one engine, a third appended by another call, all in one table; a budget that
+    differs is refused."""
+    file = str(tmp_path / "r.json")
+    assert main(["bench", PATH, *TINY, "--arms", "off,defer", "--json", file]) == 0
+    out = capsys.readouterr().out
+    assert "deferral: min(m, max(0, c - f))" in out and "nothing to overlap" in out
+    assert "attention, experts" in out
+    more = ["--arms", "check", "--no-layers", "--json", file, "--append"]
+    assert main(["bench", PATH, *TINY, *more]) == 0
+    table = capsys.readouterr().out.strip().splitlines()
+    assert [line.split()[0] for line in table] == ["arm", "off", "defer", "check"]
+    records = json.loads(Path(file).read_text())
+    assert {r["model"] for r in records} == {PATH} and len(records[0]["runs"]) == 2
+    assert records[1]["arm_settings"] == {"defer_cpu": "1"} and records[0]["dense_bytes"] > 0
+    assert main(["bench", PATH, *TINY, *more, "--cap-slots", "3"]) == 2
+    assert "differ in expert-cache" in capsys.readouterr().err
+
+
+def test_an_engine_for_each_arm(capsys: pytest.CaptureFixture[str]) -> None:
+    arms = ["--arms", "none=expert-cache:0,some=expert-cache:4", "--no-layers", "--force"]
+    assert main(["bench", PATH, *TINY, *arms]) == 2
+    assert "add --fresh" in capsys.readouterr().err
+    assert main(["bench", PATH, *TINY, *arms, "--fresh"]) == 0
+    table = capsys.readouterr().out.strip().splitlines()
+    assert " 0.0%" in table[1] and " 0.0%" not in table[2].split("..")[1][10:45]
+
+
+@pytest.mark.parametrize(
+    "words, why",
+    [
+        (["bench"], "give either MODEL or --synthetic"),
+        (["bench", PATH, "--layers", "2"], "make a synthetic model smaller"),
+        (["bench", PATH, "--accept", "2"], "--accept needs --window"),
+        (["bench", PATH, "--window", "9"], "--window 9: must be between 1 and 8"),
+        (["bench", PATH, "--window", "2", "--accept", "3"], "--accept 3: must be between"),
+        (["bench", PATH, "--prompts", "13"], "--prompts 13: must be between 1 and 12"),
+        (["bench", PATH, "--locality", "1,0", "--trace", "x"], "exclude each other"),
+        (["bench", "synthetic:none:Q4_K"], "is no synthetic model"),
+        (["doctor", PATH, "--synthetic", "a:b"], "give either MODEL or --synthetic"),
+    ],
+)
+def test_bad_calls(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, *([] if "--device" in words else ["--device", "cpu"])]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_synthetic_model_with_a_trace_in_windows(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--synthetic", "qwen3-30b-a3b:Q4_K_M", "--layers", "2", "--experts", "9", "--vocab",
+             "64", "--window", "2", "--accept", "2", "--no-layers"]  # fmt: skip
+    assert main(["bench", *TINY, *words, "--prompts", "1"]) == 0
+    captured = capsys.readouterr()
+    assert "routing trace: overlap" in captured.err
+    assert captured.out.splitlines()[1].split()[5] == "1.50", "3 tokens in windows of 2 and 1"
+
+
+def test_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    """Machine, plan and prediction; a model that does not fit is refused with numbers."""
+    assert main(["doctor", PATH, "--device", "cpu", "--context", "128"]) == 0
+    out = capsys.readouterr().out
+    assert "NUMA nodes" in out and "\nfits\n" in out and "predicted: " in out
+    assert main(["doctor", PATH, "--device", "cpu", "--ram-gb", "0.01"]) == 1
+    out = capsys.readouterr().out
+    assert "does not fit: ram needs" in out and "predicted" not in out
+    assert main(["doctor", "--device", "cpu"]) == 0
+    assert "read by the CPU" in capsys.readouterr().out
