@@ -84,7 +84,7 @@ struct DecodeIQ3_XXS {
             const uint32_t word = load_u32(b + 66 + 4 * i);
             scale[i] = d * (0.5f + static_cast<float>(word >> 28)) * 0.5f;
             const Words8 g = {t[x[0]], t[x[1]], t[x[2]], t[x[3]], t[x[4]], t[x[5]], t[x[6]], t[x[7]]};
-            store32(u + 32 * i, signed_codes(reinterpret_cast<Bytes32>(g), signs_7(word), 62));
+            store32(u + 32 * i, signed_codes(reinterpret_cast<Bytes32>(g), signs_7(word), 31));
         }
     }
 };

@@ -20,16 +20,21 @@ inline float fold(__m256 p) {
 // FIT as in TypeInfo; 0: signed codes.
 template <int FIT, int N, int T>
 inline void int_dots(const __m256i* w, const QuantizedStep* const* x, int first, int mul, __m256i* dot) {
-    const auto q = [&](int t, int v) {
+    [[maybe_unused]] const auto q = [&](int t, int v) {
         return _mm256_load_si256(reinterpret_cast<const __m256i*>(x[t]->q) + first + v);
     };
-    for (int t = 0; t < T; t++) dot[t] = _mm256_setzero_si256();
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-    for (int v = 0; v < N; v++) {
-        __m256i u = _mm256_load_si256(w + first + v);
-        if constexpr (FIT == 0) u = _mm256_xor_si256(u, _mm256_set1_epi8(-128));
-        for (int t = 0; t < T; t++) dot[t] = _mm256_dpbusd_epi32(dot[t], u, q(t, v));
+    // two vectors at a time; their sums meet at the end
+    __m512i wide[T];
+    for (int t = 0; t < T; t++) wide[t] = _mm512_setzero_si512();
+    for (int v = 0; v < N; v += 2) {
+        __m512i u = _mm512_load_si512(w + first + v);
+        if constexpr (FIT == 0) u = _mm512_xor_si512(u, _mm512_set1_epi8(-128));
+        for (int t = 0; t < T; t++)
+            wide[t] = _mm512_dpbusd_epi32(wide[t], u, _mm512_load_si512(x[t]->q + 32 * (first + v)));
     }
+    for (int t = 0; t < T; t++)
+        dot[t] = _mm256_add_epi32(_mm512_castsi512_si256(wide[t]), _mm512_extracti64x4_epi64(wide[t], 1));
     for (int t = 0; t < T; t++) dot[t] = _mm256_sll_epi32(dot[t], _mm_cvtsi32_si128(mul - 1));
 #else
     const __m256i factor = _mm256_set1_epi16(static_cast<short>(mul));
@@ -62,7 +67,7 @@ void dot_tile(const Tile& tile, const void* const* rows, int mul, int bias, floa
 #else
     constexpr bool BIASED = !MIN && FIT != 0;
 #endif
-    constexpr int N = 8 / GROUPS, W_BYTES = STEP_BYTES + 4 * LANES * GROUPS * (MIN ? 2 : 1);
+    constexpr int N = 8 / GROUPS, W_BYTES = Tile::bytes_of_step(GROUPS, MIN);
     __m256 p[T];
     const QuantizedStep* x[T];
     for (int t = 0; t < T; t++) {
@@ -143,7 +148,7 @@ inline DotTile dot_of(const TypeInfo& t, int n_tokens) {
     switch (t.fit) {
         case 0: return dot_of<0, 1, false>(n_tokens);
         case 1: return halves ? dot_of<1, 2, false>(n_tokens) : dot_of<1, 1, false>(n_tokens);
-        case 2: return dot_of<2, 2, false>(n_tokens);
+        case 2: return halves ? dot_of<2, 2, false>(n_tokens) : dot_of<2, 1, false>(n_tokens);
         case 4:
             if (halves) return dot_of<4, 2, false>(n_tokens);
             return t.has_min ? dot_of<4, 1, true>(n_tokens) : dot_of<4, 1, false>(n_tokens);

@@ -3,6 +3,8 @@
 #include "attention.h"
 #include "backend.h"
 #include "decode_grids.h"
+#include "decode_lookup_x86.h"
+#include "decode_vbmi.h"
 #include "decode_x86.h"
 #include "dot.h"
 #include "float_rows.h"
@@ -16,6 +18,16 @@ namespace {
 
 using DecodeRow = void (*)(const uint8_t* row, const Tile& tile, uint8_t* memory);
 
+#if defined(__AVX2__)
+template <class Lookup>
+DecodeRow decoder_by_lookup() {
+#if defined(__AVX512VNNI__)
+    if (has_vbmi()) return decode_row_vbmi<Lookup>;
+#endif
+    return decode_row_lookup<Lookup>;
+}
+#endif
+
 DecodeRow decoder_of(Type type) {
     switch (type) {
 #if defined(__AVX2__)
@@ -25,6 +37,11 @@ DecodeRow decoder_of(Type type) {
         case Type::IQ4_NL: return decode_row_steps<StepIQ4_NL>;
         case Type::MXFP4: return decode_row_steps<StepMXFP4>;
         case Type::Q2_0: return decode_row_q2_0;
+        case Type::IQ2_XXS: return decoder_by_lookup<LookupIQ2_XXS>();
+        case Type::IQ2_XS: return decoder_by_lookup<LookupIQ2_XS>();
+        case Type::IQ2_S: return decoder_by_lookup<LookupIQ2_S>();
+        case Type::IQ3_XXS: return decoder_by_lookup<LookupIQ3_XXS>();
+        case Type::IQ3_S: return decoder_by_lookup<LookupIQ3_S>();
 #else
         case Type::Q4_0: return decode_row<DecodeQ4_0>;
         case Type::Q4_1: return decode_row<DecodeQ4_1>;
@@ -32,6 +49,11 @@ DecodeRow decoder_of(Type type) {
         case Type::IQ4_NL: return decode_row<DecodeIQ4_NL>;
         case Type::MXFP4: return decode_row<DecodeMXFP4>;
         case Type::Q2_0: return decode_row<DecodeQ2_0>;
+        case Type::IQ2_XXS: return decode_row<DecodeIQ2_XXS>;
+        case Type::IQ2_XS: return decode_row<DecodeIQ2_XS>;
+        case Type::IQ2_S: return decode_row<DecodeIQ2_S>;
+        case Type::IQ3_XXS: return decode_row<DecodeIQ3_XXS>;
+        case Type::IQ3_S: return decode_row<DecodeIQ3_S>;
 #endif
         case Type::Q5_0: return decode_row<DecodeQ5_0>;
         case Type::Q5_1: return decode_row<DecodeQ5_1>;
@@ -40,11 +62,6 @@ DecodeRow decoder_of(Type type) {
         case Type::Q4_K: return decode_row<DecodeQ4_K>;
         case Type::Q5_K: return decode_row<DecodeQ5_K>;
         case Type::Q6_K: return decode_row<DecodeQ6_K>;
-        case Type::IQ2_XXS: return decode_row<DecodeIQ2_XXS>;
-        case Type::IQ2_XS: return decode_row<DecodeIQ2_XS>;
-        case Type::IQ2_S: return decode_row<DecodeIQ2_S>;
-        case Type::IQ3_XXS: return decode_row<DecodeIQ3_XXS>;
-        case Type::IQ3_S: return decode_row<DecodeIQ3_S>;
         case Type::IQ1_S: return decode_row<DecodeIQ1_S>;
         case Type::IQ1_M: return decode_row<DecodeIQ1_M>;
         case Type::IQ4_XS: return decode_row<DecodeIQ4_XS>;

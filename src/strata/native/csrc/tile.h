@@ -10,15 +10,18 @@ namespace strata {
 namespace {
 
 // L steps, each: codes [8 vectors][8 lanes][4], scale f32 [groups][8], and minimum f32 [groups][8] for
-// types that have one.
+// types that have one; whole cache lines.
 struct Tile {
     uint8_t* steps;
     int step_bytes;
     int L;
     int n_blocks;
 
-    static int bytes_of_step(const TypeInfo& t) { return STEP_BYTES + 4 * LANES * t.groups * (t.has_min ? 2 : 1); }
-    static size_t bytes(const TypeInfo& t, int L) { return (static_cast<size_t>(L) * bytes_of_step(t) + 63) / 64 * 64; }
+    static constexpr int bytes_of_step(int groups, bool has_min) {
+        return (STEP_BYTES + 4 * LANES * groups * (has_min ? 2 : 1) + 63) / 64 * 64;
+    }
+    static int bytes_of_step(const TypeInfo& t) { return bytes_of_step(t.groups, t.has_min); }
+    static size_t bytes(const TypeInfo& t, int L) { return static_cast<size_t>(L) * bytes_of_step(t); }
     Tile(const TypeInfo& t, int n_cols, uint8_t* memory)
         : steps(memory), step_bytes(bytes_of_step(t)), L(n_steps(n_cols)), n_blocks(n_cols / 32) {}
 

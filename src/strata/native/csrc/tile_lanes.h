@@ -29,7 +29,7 @@ struct TileKind {
     // 8-bit tiles store c + 128
     static constexpr int DOWN = BITS == 8 ? 128 - BIAS : 0;
     static constexpr int RUN = type.fit == 0 ? 1 : type.fit < N ? type.fit : N;
-    // added to table entries
+    // added to table entries, which are then divided by mul
     static constexpr int LIFT = SIGNED ? 0 : BIAS;
 };
 
@@ -66,7 +66,7 @@ struct CodeTable {
     CodeTable() {
         alignas(16) uint8_t entries[16] = {};
         if constexpr (K::TABLE)
-            for (int i = 0; i < 16; i++) entries[i] = static_cast<uint8_t>(K::form.table[i] + K::LIFT);
+            for (int i = 0; i < 16; i++) entries[i] = static_cast<uint8_t>((K::form.table[i] + K::LIFT) / K::type.mul);
         v = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(entries)));
     }
 };
@@ -78,11 +78,12 @@ inline Ints field(Ints w, int f) {
     return _mm512_and_si512(w, _mm512_set1_epi8((1 << BITS) - 1));
 }
 
-// words: of the block, at the part's first row. q: 4 bytes of each token every 32 bytes.
+// words: of the block. q: 4 bytes of each token every 32 bytes.
 template <class K, int T>
 inline void int_dots_16(const uint8_t* words, int g, const CodeTable<K>& table, const int8_t* const* q,
-                        const int32_t* sum, Ints* dot) {
+                        const int32_t* sum, Ints (*dots)[T]) {
     constexpr bool TWICE = K::type.mul == 2;
+    Ints* dot = dots[0];
     for (int t = 0; t < T; t++) dot[t] = TWICE || !K::BIAS ? _mm512_setzero_si512() : _mm512_set1_epi32(-K::BIAS * sum[t]);
     Ints w = _mm512_setzero_si512();
 #pragma GCC unroll 8
@@ -105,6 +106,8 @@ constexpr int PARTS = 2, PART_ROWS = 8;
 using Floats = __m256;
 using Ints = __m256i;
 
+// Keeps the compiler from putting sums off, which costs more registers than there are.
+inline void in_order(Ints& x) { __asm__ volatile("" : "+x"(x)); }
 inline Floats zeros() { return _mm256_setzero_ps(); }
 inline Floats all(float x) { return _mm256_set1_ps(x); }
 inline Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
@@ -131,7 +134,7 @@ struct CodeTable {
     CodeTable() {
         alignas(16) uint8_t entries[16] = {};
         if constexpr (K::TABLE)
-            for (int i = 0; i < 16; i++) entries[i] = static_cast<uint8_t>(K::form.table[i] + K::LIFT);
+            for (int i = 0; i < 16; i++) entries[i] = static_cast<uint8_t>((K::form.table[i] + K::LIFT) / K::type.mul);
         v = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(entries)));
     }
 };
@@ -147,29 +150,47 @@ inline Ints codes_of(Ints w, int f, const CodeTable<K>& table) {
     return w;
 }
 
+// Both parts side by side, so that an activation word is spread over a register once.
 template <class K, int T>
 inline void int_dots_16(const uint8_t* words, int g, const CodeTable<K>& table, const int8_t* const* q,
-                        const int32_t* sum, Ints* dot) {
-    Ints w = _mm256_setzero_si256(), run[T];
+                        const int32_t* sum, Ints (*dot)[T]) {
+    Ints w[PARTS] = {_mm256_setzero_si256(), _mm256_setzero_si256()}, run[PARTS][T];
     const Ints factor = _mm256_set1_epi16(static_cast<short>(K::type.mul));
 #pragma GCC unroll 8
     for (int n = 0; n < K::N; n++) {
         const int v = g * K::N + n;
-        if (n % K::FIELDS == 0)
-            w = _mm256_loadu_si256(reinterpret_cast<const Ints*>(words + 64 * (v / K::FIELDS)));
-        const Ints u = codes_of<K>(w, n % K::FIELDS, table);
-        const Ints magnitude = K::SIGNED ? _mm256_abs_epi8(u) : u;
+        Ints u[PARTS];
+        [[maybe_unused]] Ints magnitude[PARTS];
+#pragma GCC unroll 2
+        for (int part = 0; part < PARTS; part++) {
+            if (n % K::FIELDS == 0)
+                w[part] = _mm256_loadu_si256(reinterpret_cast<const Ints*>(words + 32 * part + 64 * (v / K::FIELDS)));
+            u[part] = codes_of<K>(w[part], n % K::FIELDS, table);
+            magnitude[part] = K::SIGNED ? _mm256_abs_epi8(u[part]) : u[part];
+        }
+#pragma GCC unroll 4
         for (int t = 0; t < T; t++) {
             const Ints four = _mm256_set1_epi32(static_cast<int>(load_u32(q[t] + 32 * v)));
-            const Ints pairs = _mm256_maddubs_epi16(magnitude, K::SIGNED ? _mm256_sign_epi8(four, u) : four);
-            run[t] = n % K::RUN == 0 ? pairs : _mm256_add_epi16(run[t], pairs);
-            if (n % K::RUN < K::RUN - 1) continue;
-            const Ints exact = _mm256_madd_epi16(run[t], factor);
-            dot[t] = n < K::RUN ? exact : _mm256_add_epi32(dot[t], exact);
+#pragma GCC unroll 2
+            for (int part = 0; part < PARTS; part++) {
+                const Ints pairs =
+                    _mm256_maddubs_epi16(magnitude[part], K::SIGNED ? _mm256_sign_epi8(four, u[part]) : four);
+                Ints& sum16 = run[part][t];
+                sum16 = n % K::RUN == 0 ? pairs : _mm256_add_epi16(sum16, pairs);
+                if (n % K::RUN == K::RUN - 1) {
+                    const Ints exact = _mm256_madd_epi16(sum16, factor);
+                    dot[part][t] = n < K::RUN ? exact : _mm256_add_epi32(dot[part][t], exact);
+                    in_order(dot[part][t]);
+                } else {
+                    in_order(sum16);
+                }
+            }
         }
     }
     if constexpr (K::BIAS != 0 && !K::SIGNED)
-        for (int t = 0; t < T; t++) dot[t] = _mm256_sub_epi32(dot[t], _mm256_set1_epi32(K::BIAS * sum[t]));
+        for (int t = 0; t < T; t++)
+            for (int part = 0; part < PARTS; part++)
+                dot[part][t] = _mm256_sub_epi32(dot[part][t], _mm256_set1_epi32(K::BIAS * sum[t]));
 }
 
 #else
@@ -225,7 +246,8 @@ struct CodeTable {
 
 template <class K, int T>
 inline void int_dots_16(const uint8_t* words, int g, const CodeTable<K>& table, const int8_t* const* q,
-                        const int32_t*, Ints* dot) {
+                        const int32_t*, Ints (*dots)[T]) {
+    Ints* dot = dots[0];
     for (int t = 0; t < T; t++) dot[t] = Ints{};
     for (int n = 0; n < K::N; n++) {
         const int v = g * K::N + n, shift = K::BITS * (n % K::FIELDS);

@@ -43,7 +43,10 @@ struct TileScales {
 };
 
 // Memory is read front to back, but a segment is short: the codes some blocks ahead are asked for.
-constexpr int TILE_AHEAD_BYTES = 2048;
+#ifndef STRATA_TILE_AHEAD
+#define STRATA_TILE_AHEAD 2048
+#endif
+constexpr int TILE_AHEAD_BYTES = STRATA_TILE_AHEAD;
 
 // y [T][16]
 template <Type TYPE, int T>
@@ -77,13 +80,13 @@ void tile_row(const TileRow& row, int n_blocks, int block_shift, const void* con
             for (int g = 0; g < K::GROUPS; g++) {
                 int32_t sum[T];
                 for (int t = 0; t < T; t++) sum[t] = K::GROUPS == 1 ? x[t]->sum[0][s] : x[t]->half[g][s];
+                Ints dot[PARTS][T];
+                int_dots_16<K, T>(codes, g, table, q, sum, dot);
 #pragma GCC unroll 2
                 for (int part = 0; part < PARTS; part++) {
-                    Ints dot[T];
-                    int_dots_16<K, T>(codes + 4 * PART_ROWS * part, g, table, q, sum, dot);
                     const Floats s_w = scales.at(b, g, part);
                     for (int t = 0; t < T; t++)
-                        p[t][part] = fused(to_floats(dot[t]), times(all(x[t]->scale[s]), s_w), p[t][part]);
+                        p[t][part] = fused(to_floats(dot[part][t]), times(all(x[t]->scale[s]), s_w), p[t][part]);
                     if constexpr (K::MIN) {
                         const Floats m_w = minimums.at(b, g, part);
                         for (int t = 0; t < T; t++)

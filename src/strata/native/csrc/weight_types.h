@@ -55,7 +55,7 @@ inline constexpr TypeInfo TYPE_INFO[] = {
     {"Q6_K", 256, 210, 2, false, 1, 32, 2},
     {"IQ2_XXS", 256, 66, 1, false, 1, 43, 1},
     {"IQ2_XS", 256, 74, 2, false, 1, 43, 1},
-    {"IQ3_XXS", 256, 98, 1, false, 1, 62, 1},
+    {"IQ3_XXS", 256, 98, 1, false, 2, 62, 2},
     {"IQ1_S", 256, 50, 1, false, 1, 9, 4},
     {"IQ4_NL", 32, 18, 1, false, 1, 0, 0},
     {"IQ3_S", 256, 110, 1, false, 2, 15, 8},
