@@ -23,7 +23,13 @@ from tests.formats.tokenizer_samples import tiny_json
 import strata
 from strata.core.errors import EngineError, InputError, UnsupportedError
 from strata.engine import constraint as module
-from strata.engine.constraint import GrammarConstraint, TokenTable, require_llguidance, table_of
+from strata.engine.constraint import (
+    GrammarConstraint,
+    TokenTable,
+    prepare,
+    require_llguidance,
+    table_of,
+)
 from strata.engine.draft import ScriptedDrafter
 from strata.engine.model import Model
 from strata.engine.session import Session
@@ -240,6 +246,7 @@ def test_a_table_from_tokenizer_json() -> None:
     made.mask(row)
     allowed = [tokenizer.token_bytes(int(i)) for i in np.flatnonzero(row == 0)]
     assert b"a" in allowed and all(set(text) == set(b"a") for text in allowed)
+    prepare(tokenizer)
     assert table_of(tokenizer) is table_of(tokenizer)
 
 

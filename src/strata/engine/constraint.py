@@ -10,9 +10,10 @@ text does not depend on the window size. Knows no schemas: it is given a grammar
 from __future__ import annotations
 
 import json
+import threading
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,23 @@ except ImportError:  # it belongs to the extra "serve"; require_llguidance says 
     llguidance = None  # type: ignore[assignment]
 
 Row = npt.NDArray[np.float64]
-Banned = npt.NDArray[np.bool_]
-"""[V] True for tokens that may not come."""
+
+
+class Mask(NamedTuple):
+    """The tokens that may come, or those that may not, whichever are fewer: most masks are one or
+    the other almost whole, so writing -inf costs little."""
+
+    only: npt.NDArray[np.intp] | None
+    without: npt.NDArray[np.intp] | None
+
+    def apply(self, row_V: Row) -> None:
+        """In place."""
+        if self.only is not None:
+            kept = row_V[self.only]
+            row_V.fill(-np.inf)
+            row_V[self.only] = kept
+        elif self.without is not None:
+            row_V[self.without] = -np.inf
 
 
 class TokenSource(Protocol):
@@ -107,19 +123,34 @@ class TokenTable:
             _Bridge(tokenizer), n_vocab=tokenizer.n_vocab, eos_token=ends
         )
         self.ends = frozenset(ends)
+        ids = range(tokenizer.n_vocab)
+        self.controls = frozenset(
+            tokenizer.token_bytes(token).decode("utf-8", "replace")
+            for token in ids
+            if tokenizer.is_control(token)
+        )
+        """Spellings of the control tokens."""
         self.n_vocab = tokenizer.n_vocab
         self.thread = ThreadPoolExecutor(1, "strata-masks")
 
 
 _TABLES: weakref.WeakKeyDictionary[TokenSource, TokenTable] = weakref.WeakKeyDictionary()
+_MAKING = threading.Lock()
 
 
 def table_of(tokenizer: TokenSource) -> TokenTable:
     """The tokenizer's table, made at the first call."""
-    table = _TABLES.get(tokenizer)
-    if table is None:
-        table = _TABLES[tokenizer] = TokenTable(tokenizer)
-    return table
+    with _MAKING:
+        table = _TABLES.get(tokenizer)
+        if table is None:
+            table = _TABLES[tokenizer] = TokenTable(tokenizer)
+        return table
+
+
+def prepare(tokenizer: TokenSource) -> None:
+    """Begin to make the table, so that the first request that needs it does not wait for it."""
+    if llguidance is not None and tokenizer.eos_ids:
+        threading.Thread(target=table_of, args=(tokenizer,), daemon=True).start()
 
 
 class GrammarConstraint:
@@ -133,8 +164,8 @@ class GrammarConstraint:
         self._matcher = library.LLMatcher(table.table, grammar, log_level=0, limits=limits)
         self._check()
         self._drafts: list[int] = []
-        self._ahead: list[Banned] = []
-        self._running: Future[list[Banned]] | None = None
+        self._ahead: list[Mask] = []
+        self._running: Future[list[Mask]] | None = None
         self._ended = False
 
     @property
@@ -160,7 +191,7 @@ class GrammarConstraint:
             self._drafts, self._ahead = [], self._masks([])
         self._check()
         n = self._table.n_vocab
-        np.copyto(row_V[:n], -np.inf, where=self._ahead[0][: len(row_V)])
+        self._ahead[0].apply(row_V[:n])
         row_V[n:] = -np.inf
 
     def accept(self, token: int) -> None:
@@ -175,23 +206,25 @@ class GrammarConstraint:
         self._drafts = self._drafts[1:] if as_drafted else []
         self._ahead = self._ahead[1:] if as_drafted else []
 
-    def _masks(self, drafts: list[int]) -> list[Banned]:
+    def _masks(self, drafts: list[int]) -> list[Mask]:
         """The mask here and after each draft; the parser is where it was afterwards."""
-        masks = [self._banned()]
+        masks = [self._mask()]
         n_taken = 0
         for token in drafts:
             if not self._matcher.consume_token(token):
                 break
             n_taken += 1
-            masks.append(self._banned())
+            masks.append(self._mask())
         if n_taken:
             self._matcher.rollback(n_taken)
         return masks
 
-    def _banned(self) -> Banned:
+    def _mask(self) -> Mask:
         words = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        bits = np.unpackbits(~words, count=self._table.n_vocab, bitorder="little")
-        return bits.view(np.bool_)
+        may_V = np.unpackbits(words, count=self._table.n_vocab, bitorder="little").view(np.bool_)
+        if 2 * int(np.count_nonzero(may_V)) < len(may_V):
+            return Mask(np.flatnonzero(may_V), None)
+        return Mask(None, np.flatnonzero(~may_V))
 
     def _wait(self) -> None:
         """The parser belongs to one thread at a time."""

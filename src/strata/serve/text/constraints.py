@@ -41,13 +41,8 @@ def check_constraint(spec: ConstraintSpec) -> None:
 
 def constraint_for(spec: ConstraintSpec, tokenizer: TokenizerLike) -> GrammarConstraint:
     """The object that masks one answer's logits."""
-    controls = {
-        tokenizer.token_bytes(token).decode("utf-8", "replace")
-        for token in range(tokenizer.n_vocab)
-        if tokenizer.is_control(token)
-    }
     table = table_of(tokenizer)
-    return GrammarConstraint(grammar_of(spec, controls.__contains__), table)
+    return GrammarConstraint(grammar_of(spec, table.controls.__contains__), table)
 
 
 def _asked_schemas(spec: ConstraintSpec) -> Iterator[tuple[str, Any]]:
