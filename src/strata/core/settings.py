@@ -96,8 +96,22 @@ class Settings(ServeSettings):
         "computes the others; auto finds the quickest while running. Results are equal.",
         auto=-1.0)
     adapt_swaps: int = integer(
-        0, 0, 0, "Cached experts exchanged by use; this version keeps the cache fixed.",
-        unit="experts a window")
+        0, 0, 4096,
+        "Most cached experts exchanged at a time by use, between windows; 0 keeps the cache as it "
+        "was filled. Results are equal.",
+        unit="experts")
+    adapt_every: int = integer(
+        4, 1, 1 << 20, "With --adapt-swaps: windows from one exchange to the next.",
+        unit="windows")
+    adapt_policy: str = choice(
+        "decayed", ("lru", "lfu", "decayed", "s3fifo"),
+        "With --adapt-swaps: which experts are worth a slot; decayed counts uses, recent ones for "
+        "more.")
+    adapt_decay: float = number(
+        0.7, 0, 1, "With --adapt-policy decayed: what an earlier use is worth after an exchange.",
+        above=True)
+    expert_profile_save: Path | None = path(
+        "Write which experts were used most to this file at the end, for --expert-profile.")
     defer_cpu: str = choice(
         "0", ("0", "1", "check", "repair"),
         "1: a layer's CPU rows join one mixer later, at the next layer's FFN half; repair: as 1, "
@@ -298,7 +312,17 @@ def _experts_on_disk_stay_as_they_are(s: Settings) -> str | None:
     return None
 
 
+def _adapting_needs_swaps(s: Settings) -> str | None:
+    for name in ("adapt_every", "adapt_policy", "adapt_decay"):
+        if not s.adapt_swaps and getattr(s, name) != SETTINGS[name].default:
+            return f"--{name.replace('_', '-')} needs --adapt-swaps N: the cache stays as it is"
+    if s.adapt_decay != SETTINGS["adapt_decay"].default and s.adapt_policy != "decayed":
+        return f"--adapt-decay belongs to --adapt-policy decayed, not to {s.adapt_policy}"
+    return None
+
+
 _CONTRADICTIONS = (
+    _adapting_needs_swaps,
     _late_rows_need_deferral,
     _overlap_needs_deferral,
     _experts_on_disk_stay_as_they_are,

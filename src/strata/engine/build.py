@@ -19,6 +19,7 @@ from strata.core.errors import FormatError, InputError, SettingError
 from strata.core.settings import Settings
 from strata.core.settings_load import Effective
 from strata.core.settings_resolve import Machine, effective_lines, resolve
+from strata.engine.adaptive import adapting
 from strata.engine.assembly import fast_tier_of, tokenizer_of, workers_of
 from strata.engine.calibrate import calibrate_at_start
 from strata.engine.checkpoint_plan import (
@@ -188,7 +189,8 @@ def build(path: str | Path, asked: Effective, progress: Progress | None = None) 
     try:
         ready.memory.require_fit()
         experts = with_forecast(ready.experts, ready.plan, ready.settings, ready.memory)
-        return _assemble(replace(ready, experts=experts), progress)
+        engine = _assemble(replace(ready, experts=experts), progress)
+        return adapting(engine, ready.plan.n_experts_L)
     except BaseException:
         checkpoint.close()
         raise

@@ -19,6 +19,7 @@ from strata.core.errors import EngineError, InputError, NumericsError, SettingEr
 from strata.core.settings import Settings
 from strata.core.types import Place
 from strata.engine.prefill import ReadProgress, read_prompt
+from strata.experts.adapt import Adapter
 from strata.experts.service import ExpertService
 from strata.formats.tokenizer import Tokenizer
 from strata.memory.budget import MemoryPlan
@@ -53,6 +54,8 @@ class Engine:
         self._void = False
         self._closed = False
         self._window_logits: Logits = np.empty((0, 0), np.float32)
+        self.adapter: Adapter | None = None
+        """Exchanges cached experts between windows; None keeps them (``engine/adaptive.py``)."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -163,6 +166,8 @@ class Engine:
         with self._voiding():
             _require_finite(self._window_logits[: max(n, 0)], self.length)
             self.runner.commit(n)
+        if self.adapter is not None:
+            self.adapter.after_window(self.service)
 
     def snapshot(self) -> Snapshot:
         """State to come back to (``restore``) while the sequence still begins with these tokens."""
@@ -231,7 +236,11 @@ class Engine:
         """Stop the workers and let the memory go. Closing twice is fine."""
         if not self._closed:
             self._closed = True
-            self._on_close()
+            try:
+                if self.adapter is not None:
+                    self.adapter.close()
+            finally:
+                self._on_close()
 
     def _require_open(self) -> None:
         if self._closed:

@@ -41,6 +41,9 @@ class RequestNotes:
             lines.append(profile.line())
             profile.clear()
         self._spent.clear()
+        adapter = self._engine.adapter
+        if adapter is not None and adapter.counts.windows:
+            lines.append(adapter.counts.line())
         return lines
 
     def _line(self, profile: StepTimes | None) -> str:

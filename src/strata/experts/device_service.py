@@ -260,6 +260,12 @@ class DeviceService:
         self._last = (expert_LR, place_LR)
         self.counters.add(place_LR)
 
+    def experts_of(self, layer: int) -> npt.NDArray[np.int32]:
+        """Experts of the layer's rows in the last window."""
+        assert self._last is not None, "no window has run"
+        expert_R, place_R = self._last[0][layer], self._last[1][layer]
+        return expert_R[place_R >= 0]
+
     def of(self, layer: int) -> Plan:
         """The plan of a layer in the last window."""
         assert self._last is not None, "no window has run"

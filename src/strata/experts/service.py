@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from strata.core.types import Place
@@ -92,6 +94,11 @@ class ExpertService:
     def of(self, layer: int) -> Plan:
         """The plan of the layer in the running window."""
         return self._plans[layer]
+
+    def experts_of(self, layer: int) -> npt.NDArray[np.int32]:
+        """Experts of the layer's rows in the last window, in any order."""
+        groups = self._plans[layer].groups.values()
+        return np.concatenate([np.repeat(g.expert_G, np.diff(g.start)) for g in groups])
 
     def ring(self, layer: int, x_TD: torch.Tensor, rows: Mapping[Place, torch.Tensor]) -> None:
         """Start the workers of the host places; ``rows`` says where each place's rows go."""
