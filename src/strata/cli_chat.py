@@ -60,6 +60,7 @@ class Conversation:
                 self._messages = list(self._first)
             elif line == "/stats":
                 lines = self._last.report.lines() if self._last else ["no answer yet"]
+                self._model.read_again()
                 say([*lines, *self._model.counter_lines()])
             elif line.startswith("/"):
                 say([f"unknown command {line.split()[0]}; {HELP}"])

@@ -39,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         finally:
             print(flush=True)
         if not args.quiet:
+            model.read_again()
             say(["", *answer.report.lines(), *model.counter_lines()])
     return 0
 

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -149,6 +150,21 @@ def number(default: float, low: float, high: float | None, help: str, **more: An
         return result
 
     return _field(default, help, "X", convert, **more)
+
+
+def one_in(help: str, **more: Any) -> Any:
+    """A share of the form 1/N, or 0 for none (the default)."""
+
+    def convert(value: object) -> Fraction:
+        try:
+            share = Fraction(str(value).strip())
+        except (ValueError, ZeroDivisionError):
+            share = Fraction(-1)
+        if share != 0 and share.numerator != 1:
+            raise ValueError("must be 0 or 1/N")
+        return share
+
+    return _field(Fraction(0), help, "1/N", convert, **more)
 
 
 def switch(default: bool, help: str, **more: Any) -> Any:

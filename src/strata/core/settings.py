@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +25,7 @@ from strata.core.setting_kinds import (
     integer,
     layers,
     number,
+    one_in,
     path,
     switch,
     texts,
@@ -141,6 +143,12 @@ class Settings(ServeSettings):
         unit="nats", changes_output=True, auto=-1.0, auto_word="none")
     profile_dir: Path | None = path(
         "Folder of strata tune's profiles; none is a folder of the user's data.", kind="DIR")
+    quality_meter: Fraction = one_in(
+        "Run this share of the lossy windows exactly as well and show the running KL and top-1 "
+        "agreement of what single windows change (conditional: not what the state adds up to).")
+    quality_reread: bool = switch(
+        False, "Read each finished answer once more exactly when there is nothing else to do, and "
+        "show how far its windows were from that (cumulative KL).")
     workers: int = integer(
         0, 1, 1024,
         "CPU threads that compute experts; auto is one for each physical core we may use.",

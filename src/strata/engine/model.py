@@ -26,6 +26,7 @@ from strata.engine.draft import build_drafter
 from strata.engine.engine import Engine
 from strata.engine.logpos import LogposWriter, extra_token
 from strata.engine.machine import probe
+from strata.engine.quality_meter import meter_of, metered
 from strata.engine.remember import conversations
 from strata.engine.session import Answer, Session, TextDecoder
 from strata.engine.timing import RequestNotes
@@ -104,8 +105,10 @@ class Model:
             extra = extra_token(self.settings, self.eos_tokens, engine.n_vocab)
             self._logpos = LogposWriter(self.settings.logpos, self.settings.logpos_top, extra)
         self._notes = RequestNotes(engine, build_drafter(self.settings))
+        self.meter = meter_of(engine, self.settings)
+        """What lossy windows cost, measured while they run; None unless asked for."""
         self._session = Session(
-            self._notes.engine,
+            metered(self._notes.engine, self.meter),
             self._notes.drafter,
             self._decoder,
             self.eos_tokens,
@@ -131,7 +134,13 @@ class Model:
 
     def counter_lines(self) -> list[str]:
         """What windows left out since the start, for people; nothing when nothing was."""
-        return self.engine.service.counters.lines()
+        lines = self.engine.service.counters.lines()
+        return lines if self.meter is None else [*lines, *self.meter.lines()]
+
+    def read_again(self) -> None:
+        """--quality-reread: read the last answer once more exactly, now; nothing without it."""
+        while self.meter is not None and self.meter.idle():
+            pass
 
     @property
     def chats(self) -> bool:

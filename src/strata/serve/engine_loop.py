@@ -78,6 +78,10 @@ class Backend(Protocol):
         """Facts for metrics and status."""
         ...
 
+    def idle(self) -> bool:
+        """A step of what is done when nobody asks; whether more is left."""
+        ...
+
     def close(self) -> None:
         """Keep what is to be kept, let everything go."""
         ...
@@ -114,6 +118,7 @@ class EngineLoop:
         self._pipe.send(Ready(info))
         while isinstance(message := self._work.get(), Generate):
             self._answer(message)
+            self._idle()
         self._backend.close()
         return 0
 
@@ -136,6 +141,17 @@ class EngineLoop:
         self._pipe.send(Counters(self._backend.counters()))
         self._pipe.send(end)
 
+    def _idle(self) -> None:
+        """Until there is work: what the backend does when nobody asks, step by step."""
+        worked = False
+        try:
+            while self._work.empty() and self._backend.idle():
+                worked = True
+        except RequestCancelled:
+            return
+        if worked:
+            self._pipe.send(Counters(self._backend.counters()))
+
     def pulse(self) -> None:
         """A step of work is done."""
         self._pulse += 1
@@ -146,6 +162,10 @@ class EngineLoop:
             patience = 0.0 if self._reading else ABANDON_AFTER_S
             if since is not None and time.monotonic() - since >= patience:
                 raise RequestCancelled("the request was cancelled")
+
+    def tick(self) -> None:
+        """A step of work is done by one who does not listen (a scripted fault)."""
+        self._pulse += 1
 
     def cancelled(self) -> bool:
         """Whether the running request is cancelled."""

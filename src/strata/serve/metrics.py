@@ -10,7 +10,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from strata.core.types import Place
 from strata.serve.jobs import Job
@@ -26,6 +33,7 @@ class Metrics:
     """All counters of one server. health: reads link, queue and engine facts when asked."""
 
     def __init__(self, model: str, facts: Callable[[], Mapping[str, float]]) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._label = model
         self.prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of finished requests.")
@@ -123,5 +131,29 @@ GAUGES = {
     "strata:late_row_share": ("Share of rows joined one mixer late.", "late_share"),
     "strata:cpu_row_share": ("Share of rows computed by the CPU.", "cpu_share"),
     "strata:pcie_row_share": ("Share of rows read over PCIe.", "pcie_share"),
+    "strata:quality_conditional_kl": (
+        "Mean KL of metered windows: their own error, not the state's.",
+        "quality_conditional_kl",
+    ),
+    "strata:quality_conditional_top1": (
+        "Share of their positions with the same likeliest token.",
+        "quality_conditional_top1",
+    ),
+    "strata:quality_conditional_positions": (
+        "Positions that were metered.",
+        "quality_conditional_positions",
+    ),
+    "strata:quality_cumulative_kl": (
+        "Mean KL of answers that were read again exactly.",
+        "quality_cumulative_kl",
+    ),
+    "strata:quality_cumulative_top1": (
+        "Share of their positions with the same likeliest token.",
+        "quality_cumulative_top1",
+    ),
+    "strata:quality_cumulative_positions": (
+        "Positions that were read again.",
+        "quality_cumulative_positions",
+    ),
 }
 """Name -> (help, fact)."""

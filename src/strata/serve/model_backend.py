@@ -11,8 +11,9 @@ from typing import Any
 from strata import __version__
 from strata.core.errors import InputError
 from strata.core.settings import SETTINGS, Settings
-from strata.core.settings_load import AUTO, Effective
+from strata.core.settings_load import AUTO, DEFAULT, Effective
 from strata.core.types import Place
+from strata.engine.constraint import prepare
 from strata.engine.model import Model, load_effective
 from strata.engine.session import TextDecoder
 from strata.formats.detokenize import StreamDecoder
@@ -53,6 +54,7 @@ class ModelBackend:
         self._model = model
         try:
             self._tokenizer = model.tokenizer
+            prepare(self._tokenizer)
         except InputError:
             self._tokenizer = None
         control.phase("warming up", 0, 1)
@@ -85,7 +87,12 @@ class ModelBackend:
             "parked_bytes": memory.parked_bytes if memory else 0,
             "checkpoints": len(memory.live.checkpoints) if memory else 0,
             "live_tokens": model.engine.length,
+            "quality": model.meter.facts() if model.meter else {},
         }
+
+    def idle(self) -> bool:
+        """A step of what is done when nobody asks (--quality-reread); whether more is left."""
+        return self.model.meter is not None and self.model.meter.idle()
 
     def close(self) -> None:
         """Keep the conversations that are to be kept, and let the model go."""

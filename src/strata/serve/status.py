@@ -23,6 +23,7 @@ def facts(link: Link) -> dict[str, float]:
     def share(*places: str) -> float:
         return sum(rows.get(place, 0) for place in places) / total if total else 0.0
 
+    quality = health.counters.get("quality", {})
     lines = health.info.get("plan", {}).get("lines", [])
     planned = {
         tier: sum(x["bytes"] for x in lines if x["tier"] == tier) for tier in ("ram", "vram")
@@ -41,6 +42,7 @@ def facts(link: Link) -> dict[str, float]:
         "late_share": share("CPU_LATE"),
         "cpu_share": share("CPU", "CPU_LATE"),
         "pcie_share": share("PCIE"),
+        **{f"quality_{k}": v for k, v in quality.items() if not isinstance(v, str)},
         **planned,
     }
 
@@ -96,6 +98,7 @@ def status(link: Link, name: str, server_settings: Mapping[str, Any]) -> dict[st
         "report": report,
         "plan": info.get("plan", {}),
         "rows": counters.get("rows", {}),
+        "quality": counters.get("quality", {}),
         "timeline_ms": counters.get("timeline", []),
         "conversations": {
             key: counters.get(key, 0)
