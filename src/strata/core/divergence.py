@@ -25,6 +25,10 @@ _SMALLEST_REST = 2.0**-52
 """1 minus a sum of probabilities cannot tell less than this from nothing."""
 
 
+_NEAR = 10.0
+"""Nats below the best logit within which the top of a text's distribution is looked for first."""
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """What logits are indexed by. fingerprint: of the tokenizer, or "" when unknown."""
@@ -140,7 +144,10 @@ def kl_top_logits(reference_V: Rows, other_V: Rows, k: int = 20) -> float:
     n = len(reference_V)
     if n <= k:
         return kl(log_softmax(reference_V), log_softmax(other_V))
-    top = np.argpartition(reference_V, n - k)[n - k :]
+    # few tokens are near the best one, and the top k are among them when there are k
+    near = np.flatnonzero(reference_V > reference_V.max() - _NEAR)
+    among = near if len(near) >= k else np.arange(n)
+    top = among[np.argpartition(reference_V[among], len(among) - k)[len(among) - k :]]
     p, q = (row[top].astype(np.float64) - _log_sum(row) for row in (reference_V, other_V))
     return kl_top_lists(p, q)
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 
 from strata.core.divergence import kl_top_logits
+from strata.core.errors import SettingError
 from strata.core.settings import Settings
 from strata.engine.engine import Engine
 from strata.engine.prefill import cuts
@@ -239,10 +240,13 @@ class MeteredEngine:
 
 
 def meter_of(engine: Engine, settings: Settings) -> QualityMeter | None:
-    """The meter that the settings ask for; None without them."""
+    """The meter that the settings ask for; None without them. SettingError for a re-read on a
+    device."""
     share = settings.quality_meter
     if not share and not settings.quality_reread:
         return None
+    if settings.quality_reread and not isinstance(engine.runner, WindowRunner):
+        raise SettingError("--quality-reread needs --device cpu in this version")
     return QualityMeter(engine, share.denominator if share else 0, settings.quality_reread)
 
 

@@ -8,7 +8,7 @@ other setting needs an engine of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from strata.engine.calibrate import fix_thresholds, wanted
 from strata.engine.engine import Engine
 from strata.engine.variants import build_variant
 from strata.formats.tokenizer import Tokenizer
+from strata.window.run import WindowRunner
 
 WINDOW_SETTINGS = ("defer_cpu", "defer_layers", "defer_cpu_below", "route_tail_skip")
 """Settings that make a variant of windows and touch nothing else."""
@@ -127,11 +128,19 @@ def use_variant(engine: Engine, settings: Settings, window: int = 1) -> InUse:
     """From now on the engine's windows of ``window`` tokens run by these settings.
 
     settings: may differ from the engine's own in WINDOW_SETTINGS only. The sequence is dropped.
+    SettingError for what a device's windows cannot do.
     """
     runner = engine.runner
-    made = build_variant(settings, runner.network, engine.service)
     engine.reset()
     key = ",".join(f"{name}={getattr(settings, name)}" for name in WINDOW_SETTINGS)
+    if not isinstance(runner, WindowRunner):
+        make: Callable[[Settings], Any] | None = getattr(runner, "variant_for", None)
+        if make is None and settings != engine.settings:
+            raise SettingError(f"this device's windows run as they were loaded; not with {key}")
+        if make is not None:
+            runner.variant = make(settings)
+        return InUse({})
+    made = build_variant(settings, runner.network, engine.service)
     runner.variant = replace(made.default, name=f"{made.default.name} {key}")
     if not wanted(settings) or "defer_cpu" in made.why_not:
         return InUse(made.why_not)

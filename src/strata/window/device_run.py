@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from strata.core.settings import Settings
 from strata.core.types import Place
 from strata.experts.device_service import DeviceService
 from strata.experts.share_control import ShareControl
@@ -103,6 +104,8 @@ class DeviceRunner:
         self.variant = variant or DeviceVariant()
         self.overlaps = {"exact": DeviceVariant()}
         """What a request may choose instead of ``variant``."""
+        self.variant_for: Callable[[Settings], DeviceVariant] | None = None
+        """Makes a variant of other settings of windows, for comparisons."""
         self.share = share
         self._rules_of = DeviceVariant()
         self._compiled = network.device.type == "cuda"
