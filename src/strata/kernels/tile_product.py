@@ -29,8 +29,6 @@ from strata.kernels.triton_common import (
 # 1.5 * 2^23 as f32 and its bits: bits + D is the f32 1.5 * 2^23 + D for integers |D| < 2^22
 _MAGIC = tl.constexpr(12582912.0)
 _MAGIC_BITS = tl.constexpr(0x4B400000)
-_AHEAD_TOKENS = tl.constexpr(2)
-"""Up to so many tokens the activations of a block are loaded while the one before is added."""
 
 
 @triton.jit
@@ -322,15 +320,13 @@ def _sum_blocks(
     tables = ()
     for m in tl.static_range(COUNT):
         tables = tables + (code_table(pick(MS, m)),)
-    AHEAD: tl.constexpr = T <= _AHEAD_TOKENS
     xs = _load_xs(q, meta, 0)
     # the pipeliner turns the loads of the matrices into asynchronous copies STAGES - 1 blocks
     # ahead; plain loads would be moved down to their uses. An open count keeps the code short.
     for i in tl.range(0, L + opaque_zero(), num_stages=STAGES):
-        if AHEAD:
-            later = _load_xs(q, meta, tl.minimum(i + 1, L - 1), True)
-        else:
-            xs = _load_xs(q, meta, i)
+        # a block's activations are loaded while the one before is added (27 us become 16 with one
+        # token, 320 rows of 10240 on an H200)
+        later = _load_xs(q, meta, tl.minimum(i + 1, L - 1), True)
         new = ()
         for m in tl.static_range(COUNT):
             own = acc[m * T : m * T + T]
@@ -338,8 +334,7 @@ def _sum_blocks(
                 pick(MS, m), tables[m], bases[m], tr, rr, lift, i, xs, own, ROWS_OK, NARROW
             )
         acc = new
-        if AHEAD:
-            xs = later
+        xs = later
     y = ()
     for n in tl.static_range(COUNT * T):
         y = y + (fold8(acc[n], LANES),)

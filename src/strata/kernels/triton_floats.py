@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from strata.kernels.triton_common import load_words4
+from strata.kernels.triton_common import load_words4, load_words4_now
 
 RUN = tl.constexpr(8)
 """Neighbouring columns of one lane."""
@@ -75,12 +75,26 @@ def _floats(words, dtype: tl.constexpr):
 
 
 @triton.jit
-def runs_times(steps, x, N: tl.constexpr, RUNS: tl.constexpr, dtype: tl.constexpr, acc):
+def token_runs(x, N: tl.constexpr, RUNS: tl.constexpr):
+    """One token in steps of RUNS runs; the loads stand where they are called, before any barrier.
+
+    x: f32 pointer, a multiple of 16 bytes, not written by this kernel.
+    """
+    STEPS: tl.constexpr = (N // RUN + RUNS - 1) // RUNS
+    steps = ()
+    for i in tl.static_range(STEPS):
+        run = tl.minimum(i * RUNS + tl.arange(0, RUNS)[None, :], N // RUN - 1)
+        address = (x + run * RUN).to(tl.int64)
+        steps = steps + (load_words4_now(address) + load_words4_now(address + 16),)
+    return steps
+
+
+@triton.jit
+def runs_times(steps, x_steps, N: tl.constexpr, RUNS: tl.constexpr, dtype: tl.constexpr, acc):
     """acc [rows, RUNS] + the loaded rows times one token; a row's product is its sum over axis 1.
 
-    x: f32 pointer, a multiple of 16 bytes, not written by this kernel. dtype: of the rows.
+    x_steps: of ``token_runs``. dtype: of the rows.
     """
-    x_steps = load_runs(x, tl.zeros((1, 1), tl.int32), N, RUNS)
     for i in tl.static_range(len(steps)):
         w = _floats(steps[i], dtype)
         x_run = _floats(x_steps[i], tl.float32)

@@ -21,7 +21,7 @@ from strata.kernels.pointwise.triton import quantized_args, quantized_slots, sig
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.quantize.triton import store_blocks
 from strata.kernels.triton_common import EXACT
-from strata.kernels.triton_floats import load_runs, runs_times
+from strata.kernels.triton_floats import load_runs, runs_times, token_runs
 
 _DOWN_ROWS, _DOWN_RUNS = 2, 256
 _UP_COLS, _UP_RUNS = 32, 8
@@ -42,9 +42,13 @@ def _down_rows(
     """ROWS rows of a matrix times xn; ``row`` counts on through [down; inject]."""
     dtype: tl.constexpr = w.dtype.element_ty
     steps = load_runs(w, w_row[:, None], N, RUNS)
+    later = token_runs(xn, N, RUNS)
     for t in tl.static_range(T):
+        x_steps = later
+        if t + 1 < T:
+            later = token_runs(xn + (t + 1) * N, N, RUNS)
         acc = tl.zeros((ROWS, RUNS), tl.float32)
-        acc = runs_times(steps, xn + t * N, N, RUNS, dtype, acc)
+        acc = runs_times(steps, x_steps, N, RUNS, dtype, acc)
         _store_rank(tl.sum(acc, axis=1), row, t, lo, coeff, R, C)
 
 
@@ -86,7 +90,8 @@ def down(
     down_kernel[(triton.cdiv(rows, _DOWN_ROWS),)](
         xn_TN, _float_rows(down_RN), _float_rows(inject_CN or down_RN), lo_TR,
         lo_TR if coeff_TC is None else coeff_TC, T=n_tokens, N=width, R=rank, C=streams,
-        INJECT=inject_CN is not None, ROWS=_DOWN_ROWS, RUNS=_DOWN_RUNS, num_warps=8, **EXACT,
+        INJECT=inject_CN is not None, ROWS=_DOWN_ROWS, RUNS=_DOWN_RUNS, num_warps=8,
+        maxnreg=128, **EXACT,  # two programs a multiprocessor, else they take two turns
     )  # fmt: skip
 
 
@@ -102,14 +107,16 @@ def rank_gate_kernel(
     tl.store(coeff + t * C + row - R, 2.0 * sigmoid(value / C), mask=(row >= R) & (row < STRIDE))
 
 
-def rank_gate(y_TS: torch.Tensor, lo_TR: torch.Tensor, coeff_TC: torch.Tensor | None) -> None:
+def rank_gate(
+    y_TS: torch.Tensor, lo_TR: torch.Tensor, coeff_TC: torch.Tensor | None, streams: int
+) -> None:
     """lo and coeff from y f32 [T, R + C], the products of the down rows then the inject rows.
 
     coeff None: y is [T, R]. One launch.
     """
     n_tokens, stride = y_TS.shape
     rank = lo_TR.shape[1]
-    streams = 1 if coeff_TC is None else coeff_TC.shape[1]
+    assert coeff_TC is None or coeff_TC.shape[1] == streams, "coefficients per stream"
     rank_gate_kernel[(n_tokens,)](
         y_TS, lo_TR, lo_TR if coeff_TC is None else coeff_TC, STRIDE=stride, R=rank, C=streams,
         BLOCK=triton.next_power_of_2(stride), num_warps=2, **EXACT,
@@ -149,9 +156,13 @@ def up_mix_kernel(
     column = tl.minimum(tl.program_id(0) * COLS + r % COLS, D - 1)
     steps = load_runs(up, ((r // COLS) * D + column)[:, None], R, RUNS)
     d = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    later = token_runs(lo, R, RUNS)
     for t in tl.static_range(T):
+        x_steps = later
+        if t + 1 < T:
+            later = token_runs(lo + (t + 1) * R, R, RUNS)
         acc = tl.zeros((ROWS, RUNS), tl.float32)
-        acc = runs_times(steps, lo + t * R, R, RUNS, dtype, acc)
+        acc = runs_times(steps, x_steps, R, RUNS, dtype, acc)
         gate = tl.reshape(tl.sum(acc, axis=1), (C, COLS))
         _store_mix(gate, xn, x, q, meta, t, d, d < D, D, C, COLS, SLOTS, QUANTIZE)
 

@@ -277,6 +277,6 @@ def route_and_plan(
 
 
 def _warps(n_tokens: int, n_active: int) -> int:
-    """Enough threads for a comparison of all rows with all rows in registers."""
+    """Threads for a comparison of all rows with all rows in registers; one warp if it can."""
     rows = triton.next_power_of_2(n_tokens) * triton.next_power_of_2(n_active)
-    return 4 if rows <= 32 else 8 if rows <= 64 else 16
+    return 1 if rows <= 32 else 8 if rows <= 64 else 16

@@ -2,8 +2,8 @@
 """Routing on the GPU: top K of each token's logits, and weights; rules: the package docstring.
 
 One program takes all tokens of a window as a tile [T2, E2]; a token's row never meets another one.
-A score and its column make one int64 key, so that one maximum finds the highest score and, of
-equals, the lowest column. NaN counts as the highest score.
+Scores are compared as int32 that order alike (a warp finds their maximum in one instruction); of
+equal scores the lowest column comes first. NaN counts as the highest score.
 """
 
 from __future__ import annotations
@@ -17,17 +17,28 @@ from strata.kernels.router.ref import Scoring
 from strata.kernels.triton_common import EXACT
 
 _LAST = tl.constexpr(0x7FFFFFFF)
-_NOTHING = tl.constexpr(-(2**63))
+_NOTHING = tl.constexpr(-(2**31))
 _SUM_EPS = tl.constexpr(1e-20)
+
+
+@triton.jit
+def sort_bits(x):
+    """int32 that order like f32 x; -0 equals +0, NaN is the highest."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)  # -0 becomes +0
+    bits = tl.where(bits < 0, bits ^ _LAST, bits)
+    return tl.where(x == x, bits, _LAST)
+
+
+@triton.jit
+def unsorted(bits):
+    """The f32 that such bits came from; the highest is NaN."""
+    return tl.where(bits < 0, bits ^ _LAST, bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def sort_keys(x, column):
     """int64 keys that order like f32 x, equal ones by falling column; NaN first."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)  # -0 and +0 are equal
-    bits = tl.where(bits < 0, bits ^ _LAST, bits)
-    bits = tl.where(x == x, bits, _LAST)
-    return (bits.to(tl.int64) << 32) | (column ^ _LAST).to(tl.int64)
+    return (sort_bits(x).to(tl.int64) << 32) | (column ^ _LAST).to(tl.int64)
 
 
 @triton.jit
@@ -91,7 +102,7 @@ def routed(
             choice = x + tl.load(correction + e, mask=e < E, other=0.0)
         if GROUPS > 1:
             choice = _best_groups_only(choice, T2, E, GROUPS, KEPT)
-    key = tl.where(e < E, sort_keys(choice, e), _NOTHING)
+    key = tl.where(e < E, sort_bits(choice), _NOTHING)
     rank = tl.arange(0, K2)[None, :]
     expert = tl.zeros((T2, K2), tl.int32)
     weight = tl.zeros((T2, K2), tl.float32)
@@ -99,10 +110,12 @@ def routed(
     highest = tl.zeros((T2,), tl.float32)
     for k in tl.static_range(K):
         best = tl.max(key, axis=1)
-        column = column_of(best)
-        key = tl.where(key == best[:, None], _NOTHING, key)
-        w = tl.sum(tl.where(e == column[:, None], x, 0.0), axis=1)
-        if SCORING != "sigmoid":
+        column = tl.min(tl.where(key == best[:, None], e, E2), axis=1)
+        key = tl.where(e == column[:, None], _NOTHING, key)
+        if SCORING == "sigmoid":
+            w = tl.sum(tl.where(e == column[:, None], x, 0.0), axis=1)
+        else:
+            w = unsorted(best)
             if k == 0:
                 highest = w
             w = tl.exp(w - highest)
@@ -185,4 +198,6 @@ def route(
     rule: the keywords of ``router_args``.
     """
     args = router_args(logits_TE, **rule)  # type: ignore[arg-type]
-    route_kernel[(1,)](expert=expert_R, weight=weight_R, **args, num_warps=4, **EXACT)
+    # one warp needs no barriers; four tokens are too many numbers for it
+    warps = 1 if len(logits_TE) <= 2 else 4
+    route_kernel[(1,)](expert=expert_R, weight=weight_R, **args, num_warps=warps, **EXACT)
