@@ -98,6 +98,7 @@ def report_data(report: Report) -> dict[str, Any]:
         "reused_tokens": report.reuse.reused_tokens,
         "first_difference": report.reuse.first_difference,
         "inexact_tokens": report.reuse.inexact_tokens,
+        "mode": report.mode,
         "seed": report.seed,
         "stop_text": report.stop_text,
         "prompt_s": report.prompt_s,

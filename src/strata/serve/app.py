@@ -42,7 +42,8 @@ def make_app(server: Server) -> App:
         anthropic,
         misc_routes,
     ):
-        app.include_router(module.router(server))
+        # without prefixes the routes themselves do: one flat list, quick to search
+        app.router.routes.extend(module.router(server).routes)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _no_route)
@@ -68,7 +69,7 @@ async def _invalid_body(request: Request, error: Any) -> Response:
 
 
 async def _no_route(request: Request, error: Any) -> Response:
-    codes = {404: "not_found", 405: "method_not_allowed"}
+    codes = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
     known = ApiError(error.status_code, str(error.detail), codes.get(error.status_code, "error"))
     headers = {**(error.headers or {}), **known.headers}
     return JSONResponse(known.body(request.url.path), known.status, headers=headers)

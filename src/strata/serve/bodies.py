@@ -49,6 +49,7 @@ class Sampled(Body):
     frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
     seed: Seed | None = None
+    overlap: Literal["auto", "exact", "balanced", "fast"] | None = None
     stream: bool | None = False
 
     def sampling(self) -> dict[str, Any]:
@@ -61,6 +62,7 @@ class Sampled(Body):
             "repeat_penalty": self.repetition_penalty,
             "frequency_penalty": self.frequency_penalty,
             "presence_penalty": self.presence_penalty,
+            "overlap": self.overlap,
             "seed": None if self.seed is None or self.seed == -1 else self.seed % 2**64,
         }
         if self.top_p == 0:  # the most likely token alone

@@ -10,10 +10,12 @@ from strata.core.log import LOG
 from strata.serve.errors import ApiError
 from strata.serve.generation import Ask
 from strata.serve.server import Server
-from strata.serve.text.parsers import parser_for, reasoning_end
+from strata.serve.text.parsers import parser_for, with_thinking
 from strata.serve.text.prompt import Conversation, ToolChoice, template_tools
 from strata.serve.text.specs import ConstraintSpec, ToolSpec
 from strata.serve.text.template_style import Effort, effort_variables
+
+_OURS = frozenset({"messages", "tools", "add_generation_prompt", "self"})
 
 
 @dataclass
@@ -41,6 +43,14 @@ async def chat_ask(server: Server, chat: ChatRequest) -> Ask:
     for warning in chat.conversation.warnings:
         LOG.warning("%s: %s", chat.kind, warning)
     variables = dict(chat.variables)
+    taken = sorted(_OURS & variables.keys())
+    if taken:
+        raise ApiError(
+            400,
+            f"chat_template_kwargs may not set {taken[0]}; it comes from the request itself",
+            "invalid_request",
+            field="chat_template_kwargs",
+        )
     if chat.effort is not None:
         asked = effort_variables(text.style, chat.effort)
         if not asked:
@@ -91,9 +101,9 @@ def _constraint(server: Server, chat: ChatRequest, tail: str) -> ConstraintSpec 
         )
     if chat.form is None and not calls:
         return None
-    end = reasoning_end(text.family, text.template, tail)
+    place = (text.family, text.template, tail)
     if chat.form is not None:
-        return ConstraintSpec(chat.form.kind, chat.form.value, end)
+        return with_thinking(chat.form, *place)
     value = {
         "tools": [
             {"name": t.name, "parameters": dict(t.parameters), "strict": t.strict}
@@ -105,7 +115,7 @@ def _constraint(server: Server, chat: ChatRequest, tail: str) -> ConstraintSpec 
         "family": text.family,
         "template_hint": text.template,
     }
-    return ConstraintSpec("tool_calls", value, end)
+    return with_thinking(ConstraintSpec("tool_calls", value), *place)
 
 
 def response_form(response_format: Any, other: Any = None) -> ConstraintSpec | None:

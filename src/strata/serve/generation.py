@@ -131,8 +131,9 @@ class Generation:
             for event in job.take():
                 if isinstance(event, Tokens):
                     for item in event.items:
-                        n_reasoning += parser.reasoning
+                        before = parser.reasoning
                         piece.deltas += parser.feed(item[1])
+                        n_reasoning += before or parser.reasoning
                     piece.tokens += event.items
                 elif isinstance(event, PromptLogprobs):
                     piece.prompt += event.items

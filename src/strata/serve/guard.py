@@ -17,6 +17,8 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
+from starlette.exceptions import HTTPException
+
 from strata.core.errors import SettingError
 from strata.core.settings import Settings
 from strata.serve.errors import ApiError
@@ -131,7 +133,7 @@ class Guard:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > self._limit:
-                raise self._too_large()
+                raise HTTPException(413, self._too_large().message)
             return message
 
         return counted

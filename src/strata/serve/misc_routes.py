@@ -40,9 +40,8 @@ class DetokenizeBody(Body):
 def router(server: Server) -> APIRouter:
     """The routes."""
     routes = APIRouter()
-    routes.include_router(_operation(server))
-    routes.include_router(_tokens(server))
-    routes.include_router(_page())
+    for part in (_operation(server), _tokens(server), _page()):
+        routes.routes.extend(part.routes)
     return routes
 
 

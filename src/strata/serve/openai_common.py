@@ -68,7 +68,7 @@ class Said:
 
     def fixed(self, kind: str) -> str:
         """The head as JSON; its closing brace is cut off by who goes on."""
-        return json.dumps(self.head(kind), ensure_ascii=False)
+        return json.dumps(self.head(kind), ensure_ascii=False, separators=(",", ":"))
 
     def tail(self, *, last: bool) -> str:
         """Our additions as further members of the last chunk."""
