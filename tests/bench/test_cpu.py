@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from strata import cli_bench, cli_bench_cpu
@@ -18,8 +19,8 @@ from strata.bench.cpu_measure import Variant
 from strata.bench.cpu_plot import bars, plot
 from strata.bench.cpu_table import busy_line, cell, tables
 from strata.core.errors import SettingError
-from strata.native import available_isas
-from strata.native.topology import read_topology
+from strata.native import CpuPool, available_isas
+from strata.native.topology import Cpu, Topology, read_topology
 
 
 def variant(key: Any, n_bytes: int) -> Variant[Any]:
@@ -131,10 +132,28 @@ def test_experts_outgrow_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_experts, "D_MODEL", 512)
     monkeypatch.setattr(cpu_experts, "D_EXPERT", 64)
     experts = cpu_experts.make_experts("Q8_0", "tiles", 40, 8 << 20, 1 << 30)
-    n, stride = experts.memory.shape
+    n, stride = experts.blobs.shape
     assert n > 40 and n * stride >= 8 << 20 > (n - 1) * stride
-    assert (experts.memory[1:] == experts.memory[0]).all()
-    assert len(cpu_experts.make_experts("Q8_0", "tiles", 40, 0, 1 << 30).memory) == 40
+    assert (experts.blobs[1:] == experts.blobs[0]).all()
+    assert cpu_experts.make_experts("Q8_0", "tiles", 40, 0, 1 << 30).n_experts == 40
+
+
+def test_experts_of_a_machine_with_two_nodes(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of them on each node, both layouts, told to the pool; every line is there."""
+    here = read_topology().cpus[0].id
+    two = Topology((Cpu(here, here, 0), Cpu(here + 1, here + 1, 1)))
+    monkeypatch.setattr(cpu_experts, "read_topology", lambda: two)
+    mine = CpuPool(1, [here], topology=two)
+    memory = torch.ones(1 << 20, dtype=torch.uint8)
+    lines = cpu_experts.measure_experts([mine], "Q8_0", (1, 2), 64, 1 << 30, 0, memory)
+    assert [(line["layout"], line["rows"]) for line in lines] == [
+        ("native", 1), ("native", 2), ("tiles", 1), ("tiles", 2)
+    ]  # fmt: skip
+    stride = 3 * 64 * 512 // 32 * 34
+    halves = 2 * 32 * -(-stride // 256) * 256 / 2**30
+    assert [line.endswith(f"{halves:.2f} GiB of experts") for line in mine.affinity] == [True] * 2
+    assert mine.counters()["strays"] > 0
+    mine.close()
 
 
 def test_too_many_experts_for_the_memory() -> None:

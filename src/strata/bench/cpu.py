@@ -110,7 +110,7 @@ def measure(options: CpuOptions, step: Step | None = None) -> dict[str, Any]:
     torch.set_num_threads(1)  # two pools of threads would fight over the cores
     bench = Bench(
         options, threads, isas,
-        {name: Arena(size) for name in ("read", "native", "tiles")},
+        {name: Arena(size, topology.nodes) for name in ("read", "native", "tiles")},
         ggml, step or (lambda what, done, total: None),
         n_steps=1 + len(options.types) * (len(threads) + bool(options.experts)),
         cpus={n: plan_affinity(topology, n) for n in range(1, max(threads) + 1)},
@@ -141,6 +141,7 @@ def describe(cache: int, arena: int, load: float, busy: float) -> dict[str, Any]
         "processor": processor_name(),
         "cores": read_topology().n_cores,
         "cpus": len(read_topology().cpus),
+        "nodes": len(read_topology().nodes),
         "isas": list(available_isas()),
         "cache_bytes": cache,
         "arena_bytes": arena,
@@ -235,17 +236,17 @@ def _rows(bench: Bench, name: str, n: int, pools: dict[str, CpuPool]) -> list[di
 def _experts(bench: Bench, free_bytes: int) -> list[dict[str, Any]]:
     """Whole experts with the fastest instruction set and every number of threads."""
     options, lines = bench.options, []
-    if options.experts:
+    for name in options.types if options.experts else ():
+        bench.next(f"whole {name} experts")
+        memory = bench.arenas["read"].memory
         with ExitStack() as stack:
+            # pools of their own: they remember on which nodes this type's experts lie
             pools = [CpuPool(n, bench.cpus[n], isa=bench.isas[-1]) for n in bench.threads]
             for pool in pools:
                 stack.callback(pool.close)
-            for name in options.types:
-                bench.next(f"whole {name} experts")
-                memory = bench.arenas["read"].memory
-                lines += measure_experts(
-                    pools, name, options.rows, options.experts, free_bytes, options.seconds, memory
-                )
+            lines += measure_experts(
+                pools, name, options.rows, options.experts, free_bytes, options.seconds, memory
+            )
     return lines
 
 

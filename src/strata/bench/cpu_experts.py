@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,15 @@ import torch
 from strata.bench.cpu_measure import Variant, rates, ratio, read_variant, take_turns
 from strata.bench.cpu_memory import random_rows
 from strata.core.errors import SettingError
-from strata.experts.store import anonymous, stride_of
+from strata.experts.nodes import spread, tell_pool
+from strata.experts.store import ExpertLayer, ExpertStore, anonymous, stride_of
 from strata.formats.tile_formats import tile_format
 from strata.formats.tiles import Layout
 from strata.formats.weight_types import TYPES
-from strata.kernels.expert_rows import ExpertShape, layout
+from strata.kernels.expert_rows import layout
 from strata.native import CpuPool
 from strata.native.recode import encode_into
+from strata.native.topology import read_topology
 
 EXPERTS, ACTIVE = 512, 10
 D_MODEL, D_EXPERT = 2560, 640
@@ -33,14 +34,6 @@ DOWN_TYPE = "IQ4_NL"
 have it."""
 LAYERS = 4
 """Groups of experts in one sample."""
-
-
-@dataclass(frozen=True)
-class Experts:
-    """Experts of one shape end to end in ``memory``, uint8 [E, stride]."""
-
-    shape: ExpertShape
-    memory: torch.Tensor
 
 
 def down_type(name: str) -> str:
@@ -66,6 +59,7 @@ def measure_experts(
     made = {how: make_experts(name, how, n_experts, memory.numel(), free_bytes) for how in layouts}
     lines = []
     for pool in pools:
+        tell_pool(pool, ExpertStore(list(made.values())))
         variants = [read_variant(("read", 0), pool, memory)]
         for how, experts in made.items():
             n_bytes = LAYERS * ACTIVE * experts.shape.weight_bytes
@@ -100,7 +94,7 @@ def expert_lines(
 
 def make_experts(
     name: str, how: Layout, n_experts: int, least_bytes: int, free_bytes: int
-) -> Experts:
+) -> ExpertLayer:
     """The same random expert as often as asked, more often to fill least_bytes; each in memory of
     its own."""
     down = down_type(name)
@@ -113,6 +107,8 @@ def make_experts(
             f"{free_bytes >> 20} MiB are free; give fewer with --experts, or 0 to leave them out"
         )
     memory = anonymous(n_bytes).view(n_experts, -1)
+    made = ExpertLayer(shape, stride_of(shape), memory)
+    spread(made, read_topology().nodes)
     rng = np.random.default_rng(1)
     offsets = (shape.gate_offset, shape.up_offset, shape.down_offset)
     sizes = ((D_EXPERT, D_MODEL), (D_EXPERT, D_MODEL), (D_MODEL, D_EXPERT))
@@ -126,13 +122,12 @@ def make_experts(
         else:
             place[:] = raw.reshape(-1)
     memory[1:].copy_(memory[0])
-    return Experts(shape, memory)
+    return made
 
 
-def _run(pool: CpuPool, experts: Experts, n: int) -> Callable[[int], float]:
+def _run(pool: CpuPool, experts: ExpertLayer, n: int) -> Callable[[int], float]:
     """Seconds of LAYERS layers; no expert comes again before all others came."""
-    order = np.random.default_rng(2).permutation(len(experts.memory))
-    base, stride = experts.memory.data_ptr(), experts.memory.shape[1]
+    order = np.random.default_rng(2).permutation(experts.addresses())
     x = torch.from_numpy(np.random.default_rng(3).standard_normal((n, D_MODEL)).astype(np.float32))
     start = np.arange(0, n * ACTIVE + 1, n, dtype=np.int32)
     row = np.arange(n * ACTIVE, dtype=np.int32)
@@ -142,10 +137,7 @@ def _run(pool: CpuPool, experts: Experts, n: int) -> Callable[[int], float]:
 
     def run(sample: int) -> float:
         nonlocal cursor
-        chosen = [
-            base + stride * order[(cursor + i) % len(order)].astype(np.int64)
-            for i in range(LAYERS * ACTIVE)
-        ]
+        chosen = [order[(cursor + i) % len(order)] for i in range(LAYERS * ACTIVE)]
         cursor += LAYERS * ACTIVE
         groups = np.array(chosen, np.int64).reshape(LAYERS, ACTIVE)
         begin = time.perf_counter()

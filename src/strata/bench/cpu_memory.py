@@ -6,6 +6,7 @@ nothing is found in a cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from strata.formats.quants_simple import U8
 from strata.formats.tiles import Layout, matrix_bytes
 from strata.formats.weight_types import TYPES
 from strata.kernels.weight import Weight
+from strata.memory.numa import interleave
 from strata.native.recode import encode_into
 
 MIB = 1 << 20
@@ -97,10 +99,12 @@ class Chunks:
 
 
 class Arena:
-    """Memory that is given pages once and then holds one type's matrices after another's."""
+    """Memory that is given pages once, of all nodes in turn, and holds one type after another."""
 
-    def __init__(self, n_bytes: int) -> None:
+    def __init__(self, n_bytes: int, nodes: Sequence[int] = (0,)) -> None:
         self.memory = anonymous(n_bytes)
+        if len(nodes) > 1:
+            interleave(self.memory, nodes)
         self.memory.fill_(1)
 
     def fill(self, name: str, layout: Layout, raw: U8, n_cols: int) -> Chunks:

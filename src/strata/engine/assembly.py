@@ -13,6 +13,7 @@ from strata.core.settings import Settings
 from strata.core.types import Place
 from strata.engine.checkpoint_plan import CheckpointPlan
 from strata.experts.fast_tier import FastTier, even_profile, read_profile
+from strata.experts.nodes import tell_pool
 from strata.experts.store import ExpertStore
 from strata.experts.workers import PlainWorker, PoolWorker, Worker
 from strata.formats.tokenizer import Tokenizer, load_tokenizer
@@ -35,6 +36,7 @@ def workers_of(
     if settings.dtype == "float64":
         plain = PlainWorker(store, torch.float64)
         return {Place.FAST: plain, Place.CPU: plain, Place.CPU_LATE: plain}
+    tell_pool(pool, store)
     home = [g.addresses() if g is not None else np.empty(0, np.int64) for g in store.layers]
 
     def at_home(layer: int, expert_G: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:

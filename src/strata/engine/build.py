@@ -91,7 +91,8 @@ def prepare(
         limit = plan.spec.max_context_tokens
         effective = resolve(asked, machine or probe(), limit, planning=planning)
         _require_places(effective.settings, plan)
-        require_defer_layers(effective.settings, plan.spec)
+        if effective.settings.defer_layers:
+            require_defer_layers(effective.settings, plan.spec)
         Sampler(effective.settings, plan.spec.n_vocab)  # a bias on no token is refused here
         memory = memory_plan(plan, effective.settings, probes or Probes())
         experts = _place_experts(plan, effective.settings, memory, measure=not planning)
@@ -292,6 +293,7 @@ def _report(
         f"{plan.n_pairs} routed experts",
         *plan.weights.lines(),
         f"CPU pool: {pool.workers} workers on CPUs {pool.cpus}, {pool.isa} kernels",
+        *(pool.affinity if len(pool.nodes) > 1 else ()),
         f"experts: {plan.n_pairs} {'on disk' if settings.experts_on_disk else 'in RAM'}, "
         f"{len(tier.resident())} of them also in the fast tier",
         *ready.experts.lines,

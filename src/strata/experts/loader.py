@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.core.errors import InputError
+from strata.experts.nodes import spread
 from strata.experts.pieces import Piece, cut, run_pieces
 from strata.experts.store import ExpertLayer, ExpertStore, Progress, anonymous, stride_of
 from strata.formats.paging import will_need
@@ -16,6 +17,7 @@ from strata.kernels.expert_rows import ExpertShape, layout
 from strata.models.expert_source import PROJS, ExpertSource
 from strata.models.spec import ModelSpec, MoeSpec
 from strata.native.recode import encode_into
+from strata.native.topology import read_topology
 
 SCRATCH_BYTES = 2 << 20
 """Temporaries of one thread that re-codes, generously."""
@@ -73,14 +75,17 @@ def load_experts(
 
 
 def empty_layers(shapes: Sequence[tuple[ExpertShape, int] | None]) -> dict[int, ExpertLayer]:
-    """Zeroed memory for all experts; the system gives the pages when they are written."""
+    """Zeroed memory for all experts; the system gives the pages when they are written, on all NUMA
+    nodes."""
     layers: dict[int, ExpertLayer] = {}
+    nodes = read_topology().nodes
     for index, entry in enumerate(shapes):
         if entry is not None:
             shape, n_experts = entry
             stride = stride_of(shape)
             blobs = anonymous(stride * n_experts).view(n_experts, stride)
             layers[index] = ExpertLayer(shape, stride, blobs)
+            spread(layers[index], nodes)
     return layers
 
 

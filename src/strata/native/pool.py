@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -74,8 +75,8 @@ class CpuPool:
             workers = topology.default_workers if cpus is None else len(cpus)
         self.workers = workers
         self.cpus = _checked_cpus(topology, workers, cpus)
-        self.affinity = affinity_report(topology, self.cpus)
-        """One line per NUMA node: its workers and their CPUs."""
+        self._topology = topology
+        self._node_bytes: Counter[int] = Counter()
         self.nodes = topology.nodes
         """NUMA nodes with workers' CPUs; a worker is at home on its CPU's."""
         node_of = {cpu.id: self.nodes.index(cpu.node) for cpu in topology.cpus}
@@ -90,8 +91,14 @@ class CpuPool:
             "CPU kernels: %s (available: %s); %s",
             self.isa,
             ", ".join(available),
-            "; ".join(self.affinity),
+            "; ".join(affinity_report(topology, self.cpus)),
         )
+
+    @property
+    def affinity(self) -> list[str]:
+        """One line per NUMA node: its workers, their CPUs, and the bytes told to lie there."""
+        told = self._node_bytes if self._node_bytes else None
+        return affinity_report(self._topology, self.cpus, told)
 
     def linear(
         self, w: WeightLike, x_TK: torch.Tensor, out: torch.Tensor | None = None
@@ -269,6 +276,7 @@ class CpuPool:
             raise SettingError(f"NUMA node {node} has no CPU of this pool; nodes: {self.nodes}")
         n_bytes = memory.numel() * memory.element_size()
         run(self._pool.add_home, memory.data_ptr(), n_bytes, self.nodes.index(node))
+        self._node_bytes[node] += n_bytes
 
     def measure_handover(self, n: int, pause_us: int = 0) -> HandoverTimes:
         """Times of n empty jobs in which every worker takes part, from C++ and from Python.
