@@ -14,7 +14,7 @@ import pytest
 from strata.core.errors import InputError
 from strata.engine.constraint import GrammarConstraint
 from strata.serve.text.constraints import check_constraint, constraint_for
-from strata.serve.text.parsers import HARMONY_END
+from strata.serve.text.parsers import HARMONY_END, with_thinking
 from strata.serve.text.specs import ConstraintSpec
 from tests.serve.text.kit import HINTS, TOOLS, parse
 
@@ -196,3 +196,30 @@ def test_free_thinking_comes_first() -> None:
         made.accept(letter)
     made.mask(row := np.zeros(BYTES.n_vocab))
     assert np.flatnonzero(row == 0).tolist() == [256]
+
+
+@pytest.mark.parametrize("text", ["7", "<think>so</think>\n7"])
+def test_thinking_that_may_come(text: str) -> None:
+    spec = with_thinking(ConstraintSpec("regex", "[0-9]"), "qwen3_moe", "enable_thinking", "x\n")
+    made = constraint_for(ConstraintSpec.from_json(spec.as_json()), BYTES)
+    for letter in text.encode():
+        made.mask(row := np.zeros(BYTES.n_vocab))
+        assert row[letter] == 0
+        made.accept(letter)
+    made.mask(row := np.zeros(BYTES.n_vocab))
+    assert np.flatnonzero(row == 0).tolist() == [256]
+
+
+@pytest.mark.parametrize(
+    ("hint", "tail", "frame"),
+    [
+        ("enable_thinking", "x<think>\n", (None, "</think>")),
+        ("enable_thinking", "<think></think>\n", (None, None)),
+        ("enable_thinking", "assistant\n", ("<think>", "</think>")),
+        ("", "assistant\n", (None, None)),
+        ("<|channel|>", "<|start|>assistant", (None, HARMONY_END)),
+    ],
+)
+def test_what_comes_before_the_form(hint: str, tail: str, frame: tuple[object, object]) -> None:
+    spec = with_thinking(ConstraintSpec("json_object"), "qwen3_moe", hint, tail)
+    assert (spec.reasoning_open, spec.reasoning_end) == frame

@@ -14,6 +14,8 @@ The doors:
         which tell whether thinking is open or closed already.
     parsers.reasoning_end(family, template_hint, prompt_tail) -> str | None
         the text that ends thinking when the answer begins with thinking, else None
+    parsers.with_thinking(spec, family, template_hint, prompt_tail) -> ConstraintSpec
+        the spec with the thinking that comes, or may come, first
     constraints.check_constraint(spec) -> None
         InputError that names the keyword or pattern that cannot be enforced, and its place
     constraints.constraint_for(spec, tokenizer) -> Constraint

@@ -108,7 +108,10 @@ def _thinking(rules: Rules, spec: ConstraintSpec) -> str:
             f"{thought} {rules.until('<|end|>')} {rules.words('<|start|>assistant')}"
         )
         return f"{again}*" + ("" if spec.kind == "tool_calls" else f" {rules.words(HARMONY_END)}")
-    return f"{rules.until(spec.reasoning_end)} /[ \\n]{{0,3}}/"
+    thought = f"{rules.until(spec.reasoning_end)} /[ \\n]{{0,3}}/"
+    if spec.reasoning_open is None:
+        return thought
+    return f"({rules.words(spec.reasoning_open)} {thought})?"
 
 
 def _plain(rules: Rules, spec: ConstraintSpec) -> str:

@@ -7,6 +7,7 @@ clients.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from strata.serve.text.answer import ReadingParser
@@ -15,7 +16,7 @@ from strata.serve.text.calls_pairs import GlmCalls, QwenCalls
 from strata.serve.text.deltas import AnswerParser
 from strata.serve.text.harmony import HarmonyParser
 from strata.serve.text.source import Reading, Tags
-from strata.serve.text.specs import ToolSpec
+from strata.serve.text.specs import ConstraintSpec, ToolSpec
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 HARMONY_END = "<|channel|>final<|message|>"
@@ -81,6 +82,18 @@ def reasoning_end(family: str, template_hint: str, prompt_tail: str) -> str | No
     if call_format(family, template_hint) == "harmony":
         return None if prompt_tail.endswith("<|message|>") else HARMONY_END
     return THINK_CLOSE if thinking_at(prompt_tail) == "open" else None
+
+
+def with_thinking(
+    spec: ConstraintSpec, family: str, template_hint: str, prompt_tail: str
+) -> ConstraintSpec:
+    """The spec with the thinking that comes, or may come, before the form: a model whose template
+    can switch thinking may begin with it where the prompt leaves that to it."""
+    end = reasoning_end(family, template_hint, prompt_tail)
+    switched = "enable_thinking" in template_hint and thinking_at(prompt_tail) == "unsaid"
+    if end is None and switched:
+        return replace(spec, reasoning_end=THINK_CLOSE, reasoning_open=THINK_OPEN)
+    return replace(spec, reasoning_end=end)
 
 
 class TagParser(ReadingParser):

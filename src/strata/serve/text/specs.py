@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
 ConstraintKind = Literal["json_schema", "json_object", "regex", "grammar", "choice", "tool_calls"]
@@ -27,21 +27,23 @@ class ConstraintSpec:
     (grammar), the list of texts (choice), or for tool_calls {"tools": [...], "required": bool,
     "only": name or None, "family": ..., "template_hint": ...}.
     reasoning_end: free text comes first and ends with this text (thinking); None when the answer
-    proper begins at once.
+    proper begins at once. reasoning_open: thinking comes only if the answer begins with this text;
+    None when it is open already.
     """
 
     kind: ConstraintKind
     value: Any = None
     reasoning_end: str | None = None
+    reasoning_open: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """For the pipe."""
-        return {"kind": self.kind, "value": self.value, "reasoning_end": self.reasoning_end}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ConstraintSpec:
         """Back from the pipe."""
-        return cls(data["kind"], data["value"], data["reasoning_end"])
+        return cls(**data)
 
 
 class TokenizerLike(Protocol):
