@@ -1,0 +1,81 @@
+"""strata bench cache: hit rates of cache policies on a routing trace, beside the best there could
+be.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from strata.bench.cache import parse_slots, record_trace, simulate, table
+from strata.bench.routing import Ids, Locality, load_trace, made_up_trace, measured, save_trace
+from strata.cli_flags import ENGINE, CommandParser, asked_settings
+from strata.cli_screen import open_model, say
+from strata.core.errors import SettingError
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Simulate; print a table."""
+    parser = CommandParser("bench cache", "Compare cache policies on a routing trace.")
+    add = parser.add_argument
+    add("model", metavar="MODEL", nargs="?", help="record the trace from this model's own text")
+    add("--trace", metavar="FILE", help="a routing trace (.npy [L, tokens, experts a token])")
+    add("--locality", metavar="ZIPF,REPEAT", help="a made-up trace [default 0.6,0.3]")
+    add("--layers", metavar="N", default="4", help="of a made-up trace [default 4]")
+    add("--experts", metavar="N", default="128", help="of a layer [default 128]")
+    add("--active", metavar="N", default="8", help="experts a token takes [default 8]")
+    add("--tokens", metavar="N", default="1000", help="length of the trace [default 1000]")
+    add("--slots", metavar="A,B", default="1/8,1/4,3/8", help="slots of a layer: numbers or parts "
+        "of its experts [default 1/8,1/4,3/8]")  # fmt: skip
+    add("--save-trace", metavar="FILE", help="keep the trace")
+    add("--json", metavar="FILE", help="write the results")
+    parser.add_settings(ENGINE)
+    args = parser.read(arguments)
+    trace = _trace(parser, args)
+    if args.save_trace:
+        save_trace(Path(args.save_trace), trace)
+    n_experts = max(int(trace.max()) + 1, _number(parser, args, "experts") if _made(args) else 0)
+    facts = measured(trace)
+    layers, tokens, active = trace.shape
+    print(
+        f"trace: {layers} layers, {tokens} tokens, {active} of {n_experts} experts; next token "
+        f"shares {facts['overlap']:.0%}, the most used quarter takes {facts['top_quarter']:.0%}"
+    )
+    results = simulate(trace, parse_slots(args.slots, n_experts))
+    print("\n".join(table(results, n_experts)))
+    if args.json:
+        rows = [vars(r) | {"hit_rate": r.hit_rate, "ratio": r.ratio} for r in results]
+        text = json.dumps({"trace": facts, "results": rows}, indent=1)
+        Path(args.json).write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+def _made(args: Namespace) -> bool:
+    return args.model is None and args.trace is None
+
+
+def _number(parser: CommandParser, args: Namespace, name: str) -> int:
+    text = getattr(args, name)
+    if not text.isdigit() or int(text) < 1:
+        parser.error(f"--{name} {text}: must be 1 or more")
+    return int(text)
+
+
+def _trace(parser: CommandParser, args: Namespace) -> Ids:
+    given = [x for x in (args.model, args.trace, args.locality) if x is not None]
+    if len(given) > 1:
+        parser.error("MODEL, --trace and --locality exclude each other: one trace at a time")
+    n = {name: _number(parser, args, name) for name in ("layers", "experts", "active", "tokens")}
+    if n["tokens"] < 4:
+        raise SettingError("--tokens: a trace needs at least 4 tokens, of which half count")
+    if args.trace is not None:
+        return load_trace(Path(args.trace))
+    if args.model is not None:
+        with open_model(args.model, asked_settings(args), quiet=True) as model:
+            return record_trace(model, n["tokens"], lambda text: say([text]))
+    if n["active"] > n["experts"]:
+        raise SettingError(f"--active {n['active']} of --experts {n['experts']}: too many")
+    how = Locality.parse(args.locality) if args.locality else Locality()
+    return made_up_trace(n["layers"], n["experts"], n["active"], n["tokens"], how)
