@@ -277,13 +277,16 @@ class DeviceRunner:
 
         launches: tuple[Launch, ...] = (run, finish, flip_only)
         if self._compiled:
-            launches = self._graphs(launches)
+            launches = self._graphs(launches, staged)
         return DeviceWindow(variant, frame, program, staged, *launches, host)
 
-    def _graphs(self, launches: Sequence[Launch]) -> tuple[Launch, ...]:
+    def _graphs(self, launches: Sequence[Launch], staged: Staged) -> tuple[Launch, ...]:
         """Graphs of the launches, after a rehearsal whose waits are open and whose results go
         nowhere: what it writes lies behind the committed length, and two flips are none."""
         run, finish, flip_only = launches
+        n_tokens, start = len(staged.pos), self.state.length
+        self.state.require_room(n_tokens)
+        torch.arange(start, start + n_tokens, dtype=torch.int32, out=staged.pos)
         self.service.refresh()
         self.service.handshake.start()
         self.service.handshake.release()

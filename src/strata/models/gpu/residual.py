@@ -71,15 +71,22 @@ class GpuResidual:
         """Write coefficients of the last read of that site."""
         return frame[f"coeff_{site}"] if self._hyper else None
 
-    def read(
-        self, site: Site, layer: int, frame: Frame, pending: Pending | None = None
-    ) -> None:
+    def read(self, site: Site, layer: int, frame: Frame, pending: Pending | None = None) -> None:
         """Input of a block, as floats and int8, after adding what is pending."""
         key = f"layers.{layer}.{site}"
         if self._hyper:
             self._reads[key].run(frame, INPUT[site], self.coeff(site, frame), pending)
         else:
             self._norm(frame, self._norms[key], INPUT[site], pending)
+
+    def mixer_input(self, layer: int, frame: Frame, target: str) -> None:
+        """What the layer's mixer would read of the residual as it is now, into other rows; and its
+        write coefficients."""
+        key = f"layers.{layer}.attn"
+        if self._hyper:
+            self._reads[key].run(frame, target, self.coeff("attn", frame), None)
+        else:
+            self._norm(frame, self._norms[key], target, None)
 
     def head(self, frame: Frame) -> None:
         """Input of the output head."""
@@ -140,7 +147,7 @@ class _Read:
         else:
             both = (product[:, :rank], product[:, rank:])
             products((self._down, self._inject), normed, both)
-        rank_gate(product, low.x, coeff_TC)
+        rank_gate(product, low.x, coeff_TC, self._streams)
         products((self._up,), low, (frame["hc_gate"],), fresh=False)
         mix(frame["hc_gate"], normed.x, self._streams, out.x, out.q)
 
