@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from strata.engine import layout_cost
 from strata.engine.layout_cost import MeasuredCost, read_speed
 from strata.formats.tiles import encode
 from strata.formats.weight_types import TYPES
@@ -70,6 +71,30 @@ def test_the_matrices_are_ordinary():
             )
             part = native.dequantize(slice(0, 8))
             assert np.isfinite(part).all() and np.abs(part).max() > 2.0**-100
+
+
+def test_memory_that_is_read_has_a_limit(monkeypatch):
+    """Expectation: the limit where it is the smaller, never nothing; else 256 MiB or more."""
+    sizes = []
+
+    class Pool:
+        def __init__(self, workers):
+            pass
+
+        def measure_read(self, memory, times):
+            sizes.append(memory.numel())
+            return [2.0, 0.5, 1.0]
+
+        def close(self):
+            sizes.append("closed")
+
+    monkeypatch.setattr(layout_cost, "CpuPool", Pool)
+    assert read_speed(2, 8 << 20) == (8 << 20) / 0.5
+    assert read_speed(2, 5) == (1 << 20) / 0.5
+    assert sizes == [8 << 20, "closed", 1 << 20, "closed"]
+    monkeypatch.setattr(layout_cost, "_READ_BYTES", 3 << 20)
+    monkeypatch.setattr(layout_cost, "cache_bytes", lambda: 2 << 20)
+    assert read_speed(2) == (5 << 20) / 0.5
 
 
 def test_here():

@@ -106,7 +106,9 @@ def forecast(plan: CheckpointPlan, settings: Settings, memory: MemoryPlan) -> Fo
     weights = token_weights(plan)
     pool = CpuPool(workers=settings.workers, isa=settings.cpu_isa)
     try:
-        cost = MeasuredCost(pool, read_speed(settings.workers))
+        # memory is short where experts stay on disk
+        most = memory.limits["ram"].n_bytes // 4
+        cost = MeasuredCost(pool, read_speed(settings.workers, most))
         memory_s = memory_seconds(weights, cost)
     finally:
         pool.close()

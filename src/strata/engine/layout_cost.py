@@ -90,9 +90,11 @@ class MeasuredCost:
         return best / (n_rows * N_COLS)
 
 
-def read_speed(workers: int) -> float:
-    """Bytes of memory that so many threads read in a second, from more than the caches hold."""
-    memory = anonymous(max(_READ_BYTES, int(_CACHES * cache_bytes())))
+def read_speed(workers: int, most_bytes: int | None = None) -> float:
+    """Bytes of memory that so many threads read in a second, from more than the caches hold, but
+    not more than most_bytes."""
+    wanted = max(_READ_BYTES, int(_CACHES * cache_bytes()))
+    memory = anonymous(wanted if most_bytes is None else max(1 << 20, min(wanted, most_bytes)))
     memory.fill_(1)  # without this all pages would be one page of zeros
     pool = CpuPool(workers)
     try:
