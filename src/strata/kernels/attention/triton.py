@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.kernels.kv_quant.triton import KvScales, kv_args, load_vectors
 from strata.kernels.pointwise.triton import quantized_args, quantized_slots, sigmoid
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.quantize.triton import store_blocks
@@ -112,10 +113,11 @@ def _positions(i, ok, kept, first, blocks, R: tl.constexpr, BUDGET: tl.constexpr
 
 @triton.jit
 def partial_kernel(
-    q, k, v, kept, pos, top_out, sum_out, out, scale, K_STRIDE, V_STRIDE,
+    q, k, v, k_scale, v_scale, kept, pos, top_out, sum_out, out, scale, K_STRIDE, V_STRIDE,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr,
-    R: tl.constexpr, BUDGET: tl.constexpr,
+    R: tl.constexpr, BUDGET: tl.constexpr, BITS: tl.constexpr, K_GROUP: tl.constexpr,
+    V_GROUP: tl.constexpr,
 ):  # fmt: skip
     """K_STRIDE, V_STRIDE: numbers between positions. BUDGET: selected blocks, 0 = no selection."""
     M: tl.constexpr = H // G
@@ -150,10 +152,10 @@ def partial_kernel(
         i = i0 + tl.arange(0, BLOCK_N)
         ok = i < end
         j = _positions(i, ok, kept + t * BUDGET, first, blocks, R, BUDGET).to(tl.int64)
-        at = k + g * D + j[:, None] * K_STRIDE + d[None, :]
-        k_ND = tl.load(at, mask=ok[:, None] & (d < D)[None, :], other=0.0)
-        at = v + g * DV + j[:, None] * V_STRIDE + dv[None, :]
-        v_NV = tl.load(at, mask=ok[:, None] & (dv < DV)[None, :], other=0.0)
+        at = g * D + j * K_STRIDE
+        k_ND = load_vectors(k, k_scale, j * G + g, at, ok, D, BLOCK_D, BITS, K_GROUP)
+        at = g * DV + j * V_STRIDE
+        v_NV = load_vectors(v, v_scale, j * G + g, at, ok, DV, BLOCK_V, BITS, V_GROUP)
         score = f32_dot(q_MD, tl.trans(k_ND)) * power[:, None]
         score = tl.where(ok[None, :], score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, axis=1))
@@ -225,6 +227,7 @@ def attention(
     gate: tuple[torch.Tensor, int] | None = None,
     quantized: Quantized | None = None,
     chunk: int = 32,
+    scales: KvScales | None = None,
 ) -> None:
     """out[t, h] of the contract in the package docstring, times the gate. Two launches.
 
@@ -232,8 +235,9 @@ def attention(
     contiguous, row stride free (v may be the front of k's rows). pos_T: int32 [T]. out_THv: f32,
     contiguous. sinks_H: f32 [H]. gate: f32 [T, *] and the columns between heads; out is multiplied
     by its sigmoid. quantized: out as int8 rows of H * dv columns. chunk: positions at once.
+    scales: of encoded caches (kernels/kv_quant); attention is then that over their decoded numbers.
     """
-    (n_tokens, n_heads, dim), (_, n_groups, v_dim) = q_THd.shape, v_nGv.shape
+    (n_tokens, n_heads, dim), n_groups, v_dim = q_THd.shape, v_nGv.shape[1], out_THv.shape[2]
     n_splits = scratch.max_THS.shape[2]
     assert scratch.max_THS.shape[1] == n_heads and scratch.out_THSv.shape[3] == v_dim, "scratch"
     assert window_tokens is None or selection is None, "a sliding window has no selection"
@@ -242,13 +246,16 @@ def attention(
     if selection is not None:
         kept, block_tokens = selection.blocks_Tm, selection.block_tokens
         budget = kept.shape[1]
+    kv = kv_args(k_nGd, v_nGv, scales, (dim, v_dim))
+    k_scale, v_scale = kv.pop("k_scale"), kv.pop("v_scale")
     per_group = triton.cdiv(n_heads // n_groups, 16)
     block_v = max(16, triton.next_power_of_2(v_dim))
     partial_kernel[(n_tokens, n_splits, n_groups * per_group)](
-        q_THd, k_nGd, v_nGv, kept, pos_T, scratch.max_THS, scratch.sum_THS, scratch.out_THSv,
-        scale, k_nGd.stride(0), v_nGv.stride(0), H=n_heads, G=n_groups, D=dim, DV=v_dim,
+        q_THd, k_nGd, v_nGv, k_scale, v_scale, kept, pos_T, scratch.max_THS, scratch.sum_THS,
+        scratch.out_THSv, scale, k_nGd.stride(0), v_nGv.stride(0), H=n_heads, G=n_groups, D=dim,
+        DV=v_dim,
         BLOCK_D=max(16, triton.next_power_of_2(dim)), BLOCK_V=block_v, BLOCK_N=chunk,
-        SPLITS=n_splits, WINDOW=window_tokens or 0, R=block_tokens, BUDGET=budget,
+        SPLITS=n_splits, WINDOW=window_tokens or 0, R=block_tokens, BUDGET=budget, **kv,
         num_warps=4, num_stages=2, **EXACT,
     )  # fmt: skip
     block_s = triton.next_power_of_2(n_splits)

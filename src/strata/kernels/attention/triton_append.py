@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.kernels.kv_quant.triton import KvScales, kv_args, store_vector
 from strata.kernels.rms_norm.triton import inverse_rms
 from strata.kernels.rotary.triton import RotaryTable, partner_of, rotated
 from strata.kernels.triton_common import EXACT
@@ -92,10 +93,11 @@ def _block_mean(
 
 @triton.jit
 def _attention_head(
-    e, t, p, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, q_out, k_cache, v_cache, eps, turns,
-    factor, Q_STRIDE, K_STRIDE, V_STRIDE, HEAD: tl.constexpr, H: tl.constexpr, G: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr, PAIRS: tl.constexpr,
-    BIAS: tl.constexpr, NORM: tl.constexpr,
+    e, t, p, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, q_out, k_cache, v_cache, k_scale,
+    v_scale, eps, turns, factor, Q_STRIDE, K_STRIDE, V_STRIDE, HEAD: tl.constexpr, H: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr, PAIRS: tl.constexpr,
+    BIAS: tl.constexpr, NORM: tl.constexpr, BITS: tl.constexpr, K_GROUP: tl.constexpr,
+    V_GROUP: tl.constexpr,
 ):  # fmt: skip
     """Query head e < H, or key and value head e - H."""
     i = tl.arange(0, BLOCK)
@@ -108,15 +110,15 @@ def _attention_head(
         tl.store(q_out + (t * H + e) * D + i, y, mask=ok)
     else:
         g = e - H
-        row = (p.to(tl.int64) * G + g) * D
+        vector = p.to(tl.int64) * G + g
         at = k + t * K_STRIDE + g * D
         y = _head(at, k_bias + g * D, k_norm, i, j, ok, p, eps, turns, factor, D, N, PAIRS, BIAS,
                   NORM)  # fmt: skip
-        tl.store(k_cache + row + i, y.to(k_cache.dtype.element_ty), mask=ok)
+        store_vector(y, k_cache, k_scale, vector, D, BLOCK, BITS, K_GROUP)
         value = tl.load(v + t * V_STRIDE + g * D + i, mask=ok, other=0.0)
         if BIAS:
             value += tl.load(v_bias + g * D + i, mask=ok, other=0.0)
-        tl.store(v_cache + row + i, value.to(v_cache.dtype.element_ty), mask=ok)
+        store_vector(value, v_cache, v_scale, vector, D, BLOCK, BITS, V_GROUP)
 
 
 @triton.jit
@@ -148,10 +150,11 @@ def _index_head(
 
 @triton.jit
 def append_kernel(
-    q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, q_out, k_cache, v_cache, pos, eps, turns,
-    factor, Q_STRIDE, K_STRIDE, V_STRIDE, HEAD: tl.constexpr, H: tl.constexpr, G: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr, PAIRS: tl.constexpr,
-    BIAS: tl.constexpr, NORM: tl.constexpr,
+    q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, q_out, k_cache, v_cache, k_scale, v_scale,
+    pos, eps, turns, factor, Q_STRIDE, K_STRIDE, V_STRIDE, HEAD: tl.constexpr, H: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr, PAIRS: tl.constexpr,
+    BIAS: tl.constexpr, NORM: tl.constexpr, BITS: tl.constexpr, K_GROUP: tl.constexpr,
+    V_GROUP: tl.constexpr,
     iq, ik, iq_norm, ik_norm, iq_out, ring, keys, IQ_STRIDE, IK_STRIDE, IH: tl.constexpr,
     ID: tl.constexpr, IBLOCK: tl.constexpr, E: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
@@ -162,8 +165,8 @@ def append_kernel(
     if e < H + G:
         _attention_head(
             e, t, p, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, q_out, k_cache, v_cache,
-            eps, turns, factor, Q_STRIDE, K_STRIDE, V_STRIDE, HEAD, H, G, D, BLOCK, N, PAIRS,
-            BIAS, NORM,
+            k_scale, v_scale, eps, turns, factor, Q_STRIDE, K_STRIDE, V_STRIDE, HEAD, H, G, D,
+            BLOCK, N, PAIRS, BIAS, NORM, BITS, K_GROUP, V_GROUP,
         )  # fmt: skip
     elif IH > 0:
         _index_head(
@@ -183,10 +186,12 @@ def append(
     eps: float,
     table: RotaryTable,
     indexer: IndexerInput | None = None,
+    scales: KvScales | None = None,
 ) -> None:
     """Queries into q_out, keys and values into the caches at the tokens' positions. One launch.
 
-    q_out: f32 [T, H, d]. Caches: f16 or f32 [context, G, d], contiguous. pos_T: int32 [T],
+    q_out: f32 [T, H, d]. Caches: f16 or f32 [context, G, d], or encoded (kernels/kv_quant) with
+    their scales, contiguous. pos_T: int32 [T],
     consecutive. Biases and norms: all of q, k (, v) have them, or none.
     """
     (n_tokens, n_heads, dim), n_groups = q_out_THd.shape, k_cache_nGd.shape[1]
@@ -197,12 +202,16 @@ def append(
     norms = [other if h.norm_d is None else h.norm_d for h in (q, k)]
     extra = _indexer_args(indexer, other)
     n_index = extra["IH"]
+    kv = kv_args(k_cache_nGd, v_cache_nGd, scales, (dim, dim))
+    k_scale, v_scale = kv.pop("k_scale"), kv.pop("v_scale")
     block = triton.next_power_of_2(dim)
     append_kernel[(n_tokens, n_heads + n_groups + (n_index + 1 if n_index else 0))](
-        q.x_TN, k.x_TN, v.x_TN, *biases, *norms, q_out_THd, k_cache_nGd, v_cache_nGd, pos_T, eps,
-        table.turns_n, table.factor, q.x_TN.stride(0), k.x_TN.stride(0), v.x_TN.stride(0),
-        HEAD=q.stride, H=n_heads, G=n_groups, D=dim, BLOCK=block, N=table.n, PAIRS=table.pairs,
+        q.x_TN, k.x_TN, v.x_TN, *biases, *norms, q_out_THd, k_cache_nGd, v_cache_nGd, k_scale,
+        v_scale, pos_T, eps, table.turns_n, table.factor, q.x_TN.stride(0), k.x_TN.stride(0),
+        v.x_TN.stride(0), HEAD=q.stride, H=n_heads, G=n_groups, D=dim, BLOCK=block, N=table.n,
+        PAIRS=table.pairs,
         BIAS=q.bias_N is not None, NORM=q.norm_d is not None, **extra,
+        **kv,
         num_warps=max(1, min(4, block // 64)), **EXACT,
     )  # fmt: skip
 
