@@ -156,7 +156,7 @@ def check(model: Model, schema: dict[str, Any], seed: int, engine: Any = None) -
     return finish == "stop"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
 def test_c33_completed_answers_validate_and_windows_change_nothing(
     model: Model, schema: dict[str, Any], seed: int
@@ -164,7 +164,7 @@ def test_c33_completed_answers_validate_and_windows_change_nothing(
     check(model, schema, seed, Dice(model.engine.n_vocab, seed))
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
 def test_the_same_on_the_demo_model(model: Model, schema: dict[str, Any], seed: int) -> None:
     check(model, schema, seed)

@@ -114,7 +114,7 @@ TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=14).
 TAILS = st.sampled_from(["", "<think>\n", "<think></think>\n"])
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(list(HINTS)), TEXTS, st.lists(st.integers(0, 400), max_size=12), TAILS)
 def test_cuts_change_nothing(form: str, text: str, places: list[int], tail: str) -> None:
     whole = parse(form, text, prompt_tail=tail)
@@ -129,7 +129,7 @@ BROKEN = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from(["json", "qwen", "glm"]), BROKEN)
 def test_what_is_no_call_stays_content(form: str, text: str) -> None:
     answer = parse(form, text, reasoning=False)

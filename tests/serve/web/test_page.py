@@ -32,28 +32,39 @@ def browser() -> Iterator[Any]:
         made.close()
 
 
-@pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
-def page(browser: Any, script: Script) -> Iterator[Any]:
-    """The open page; a message in its console, a fault or a request elsewhere fails the test."""
+@pytest.fixture(scope="module")
+def opened(browser: Any) -> Iterator[tuple[Any, Script, list[str]]]:
+    """(the open page, its server's script, what went wrong in the page)."""
     troubles: list[str] = []
+    script = Script()
     with serving(script) as address:
         context = browser.new_context(viewport={"width": 1280, "height": 800})
         made = context.new_page()
         made.on("pageerror", lambda error: troubles.append(str(error)))
         made.on("console", lambda m: troubles.append(m.text) if m.type == "error" else None)
-        made.on("request", lambda r: None if r.url.startswith((address, "data:"))
-                else troubles.append(r.url))  # fmt: skip
+        made.on(
+            "request",
+            lambda r: None if r.url.startswith((address, "data:")) else troubles.append(r.url),
+        )
         made.goto(address)
         made.wait_for_selector("#state[data-state=ready]")
-        yield made
+        yield made, script, troubles
         context.close()
-    expected = [t for t in troubles if "status of 40" in t]
-    assert troubles == expected
+
+
+@pytest.fixture
+def page(opened: tuple[Any, Script, list[str]]) -> Iterator[Any]:
+    """The page with a new chat; a message in its console, a fault or a request elsewhere fails."""
+    made, script, troubles = opened
+    script.asked.clear()
+    made.click("#new")
+    yield made
+    assert [t for t in troubles if "status of 40" not in t] == []
+
+
+@pytest.fixture
+def script(opened: tuple[Any, Script, list[str]]) -> Script:
+    return opened[1]
 
 
 def until(page: Any, expression: str) -> None:
@@ -180,6 +191,7 @@ def test_theme_follows_the_system_and_the_button(page: Any) -> None:
     assert page.evaluate(paper) == light
     page.reload()
     assert page.evaluate(paper) == light
+    page.emulate_media(color_scheme="light")
 
 
 def test_keyboard_and_narrow_screen(page: Any) -> None:
@@ -191,6 +203,8 @@ def test_keyboard_and_narrow_screen(page: Any) -> None:
     assert page.locator("#monitor").is_visible() and not page.locator("#chat").is_visible()
     assert page.evaluate("document.activeElement.id") == "tab-monitor"
     assert page.evaluate("document.documentElement.scrollWidth") <= 380
+    page.click("#tab-chat")
+    page.set_viewport_size({"width": 1280, "height": 800})
 
 
 def test_policy_and_files_keep_to_the_rules() -> None:
