@@ -22,6 +22,7 @@ from strata.engine.assembly import fast_tier_of, workers_of
 from strata.engine.checkpoint_plan import KV_DTYPES, CheckpointPlan
 from strata.engine.device_variants import device_variant
 from strata.engine.expert_plan import ExpertPlan, load_planned
+from strata.engine.overlaps import choices
 from strata.experts.device_service import DeviceService
 from strata.experts.pcie_share import share_numerator
 from strata.experts.share_control import ShareControl
@@ -110,6 +111,8 @@ def assemble(
     share = _share(settings, service, reach is not None)
     variant, variant_lines = device_variant(settings, network, service)
     runner = DeviceRunner(network, service, state, variant, share)
+    runner.variant_for = lambda s: device_variant(s, network, service)[0]
+    runner.overlaps |= choices(settings, network.n_active, variant, runner.variant_for)
     gc.collect()
     lines = [
         f"VRAM: {len(tier.resident())} of {plan.n_pairs} experts "

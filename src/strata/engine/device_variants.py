@@ -11,7 +11,8 @@ from strata.models.gpu.network import GpuNetwork
 from strata.models.spec import MoeSpec
 from strata.window.defer import Mode
 from strata.window.device_defer import DeviceDefer, deferrable_layers
-from strata.window.device_run import DeviceVariant
+from strata.window.device_repair import DeviceRepair
+from strata.window.device_run import DeviceTransform, DeviceVariant
 
 
 def device_variant(
@@ -21,11 +22,6 @@ def device_variant(
 
     SettingError for layers that cannot be late, and for what has no device form yet.
     """
-    if settings.defer_cpu == "repair":
-        raise SettingError(
-            "--defer-cpu repair: state repair runs on the CPU only in this version; use 1, with "
-            "--defer-cpu-below to bound its cost in quality, or --device cpu"
-        )
     tail, lines = settings.route_tail_skip, []
     if settings.defer_cpu == "0":
         name = f"tail-{tail}" if tail else "exact"
@@ -48,11 +44,16 @@ def device_variant(
         )
     below = settings.defer_cpu_below if settings.defer_cpu_below > 0 else math.inf
     mode: Mode = "check" if settings.defer_cpu == "check" else "1"
-    transform = DeviceDefer(network, service, layers, mode, split=math.isfinite(below))
+    transforms: tuple[DeviceTransform, ...] = (
+        DeviceDefer(network, service, layers, mode, split=math.isfinite(below)),
+    )
+    if settings.defer_cpu == "repair":
+        transforms += (DeviceRepair(network, layers),)
     below_L = tuple(below if i in layers else -1.0 for i in range(spec.n_layers))
     n_moe = sum(isinstance(layer.ffn, MoeSpec) for layer in spec.layers)
     lines.append(
         f"strata verify: STRATA_VERIFY_DEFER_CPU={settings.defer_cpu} (changes the output): "
         f"rows of {len(layers)} of {n_moe} expert layers may be late"
     )
-    return DeviceVariant(f"defer-{mode}-{below:g}-{tail}", (transform,), below_L, tail), lines
+    name = f"defer-{settings.defer_cpu}-{below:g}-{tail}"
+    return DeviceVariant(name, transforms, below_L, tail), lines

@@ -5,8 +5,9 @@ Windows of a variant are recorded once and kept, so a choice costs nothing while
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from strata.core.settings import Settings
 from strata.engine.variants import build_variant
@@ -14,11 +15,25 @@ from strata.experts.service import ExpertService
 from strata.models.network import Network
 from strata.window.run import Variant
 
+V = TypeVar("V")
+"""A variant of windows: a frozen dataclass with a ``name``."""
+
 
 def overlap_variants(
     settings: Settings, network: Network, service: ExpertService, default: Variant
 ) -> Mapping[str, Variant]:
-    """The variant of each choice that these settings leave.
+    """``choices`` on the CPU."""
+
+    def make(wanted: Settings) -> Variant:
+        return build_variant(wanted, network, service).default
+
+    return choices(settings, network.n_active, default, make)
+
+
+def choices(
+    settings: Settings, n_active: int, default: V, make: Callable[[Settings], V]
+) -> Mapping[str, V]:
+    """The variant of each choice that these settings leave; ``make`` builds one.
 
     exact: always; nothing that changes the output. With --defer-cpu 1 or repair also
     balanced: repair, and light rows late: as --defer-cpu-below says, else those under a token's
@@ -31,17 +46,19 @@ def overlap_variants(
     )  # fmt: skip
     asked = {"exact": plain}
     if settings.defer_cpu in ("1", "repair"):
-        below = settings.defer_cpu_below or 1 / max(1, network.n_active)
+        below = settings.defer_cpu_below or 1 / max(1, n_active)
         asked["balanced"] = replace(settings, defer_cpu="repair", defer_cpu_below=below)
         asked["fast"] = replace(settings, defer_cpu_below=0.0, defer_below_profile=None)
-    made: dict[str, Variant] = {}
+    made: dict[str, V] = {}
     for name, wanted in asked.items():
         if _same_windows(wanted, settings):
             made[name] = default
             continue
-        variant = build_variant(wanted, network, service).default
+        variant = make(wanted)
         # two thresholds have the same steps and another name, under which their windows are kept
-        made[name] = variant if name == "exact" else replace(variant, name=f"{name}-{variant.name}")
+        if name != "exact":
+            variant = replace(variant, name=f"{name}-{variant.name}")  # type: ignore
+        made[name] = variant
     return made
 
 

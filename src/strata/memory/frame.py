@@ -73,6 +73,13 @@ class Frame:
                     (lead, *spec.shape), dtype=spec.dtype, device=device
                 )
 
+    def add(self, specs: Mapping[str, BufferSpec]) -> None:
+        """More shared buffers, which begin as zeros."""
+        for name, spec in specs.items():
+            lead = {"T": self.T, "R": self.R, "H": self.n_head}[spec.lead]
+            shape = (lead, *spec.shape)
+            self._tensors[name] = torch.zeros(shape, dtype=spec.dtype, device=self.device)
+
     def __getitem__(self, name: str) -> torch.Tensor:
         """A shared buffer by name."""
         return self._tensors[name]

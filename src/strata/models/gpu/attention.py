@@ -18,7 +18,7 @@ from strata.memory.frame import BufferSpec, Frame
 from strata.memory.state import StateSpec
 from strata.models.gpu.frame import GpuFrame
 from strata.models.gpu.roles import GpuRoles
-from strata.models.gpu.rows import products, row_specs, rows_of
+from strata.models.gpu.rows import Rows, products, row_specs, rows_of
 from strata.models.parts import Part
 from strata.models.ring import ring_spec
 from strata.models.spec import AttentionSpec
@@ -119,6 +119,21 @@ class GpuAttention:
             Part("attention", reads, ("attn_out",), self._attend),
             Part("out_proj", ("attn_out",), ("mixer_out",), self._back),
         )
+
+    def rewrites(self) -> tuple[str, ...]:
+        """What ``rewrite`` writes."""
+        index = ("index_k", "index_q", "index_ring", "block_keys") if self._index else ()
+        return ("attn_k", "attn_v", "attn_q", "k", "v", *index)
+
+    def rewrite(self, frame: Frame, rows: Rows) -> None:
+        """Keys, values and index keys again, from other rows; the queries beside them are old and
+        nobody uses them."""
+        weights, outs = [self._k, self._v], [frame["attn_k"], frame["attn_v"]]
+        if self._index is not None:
+            weights.append(self._index[1]["k"])
+            outs.append(frame["index_k"])
+        products(weights, rows, outs)
+        self._append(frame)
 
     def _project(self, frame: Frame) -> None:
         weights = [self._q, self._k, self._v]

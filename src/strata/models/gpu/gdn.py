@@ -15,7 +15,7 @@ from strata.memory.frame import BufferSpec, Frame
 from strata.memory.state import StateSpec
 from strata.models.gpu.frame import GpuFrame
 from strata.models.gpu.roles import GpuRoles
-from strata.models.gpu.rows import products, row_specs, rows_of
+from strata.models.gpu.rows import Rows, products, row_specs, rows_of
 from strata.models.parts import Part
 from strata.models.ring import ring_spec
 from strata.models.spec import GdnSpec
@@ -80,6 +80,18 @@ class GpuGdn:
     def replay(self, frame: Frame) -> None:
         """The state after the first n_accepted tokens; nothing for none or all of them."""
         self._run(frame, replayed=True)
+
+    def rewrites(self) -> tuple[str, ...]:
+        """What ``rewrite`` writes."""
+        return ("gdn_columns", "gdn_a", "gdn_b", "gdn_y", "conv", "recurrent")
+
+    def rewrite(self, frame: Frame, rows: Rows) -> None:
+        """Columns, a, b and the state beside the committed one again, from other rows; the result
+        of it is not used."""
+        kept = (frame.at(name, self.layer) for name in ("gdn_a", "gdn_b"))
+        qkv, _, a, b = self._in
+        products((qkv, a, b), rows, (frame["gdn_columns"], *kept))
+        self._run(frame, replayed=False)
 
     def _project(self, frame: Frame) -> None:
         outs = (
