@@ -183,3 +183,23 @@ def test_a_slow_host_changes_no_bit(settings: dict[str, object]) -> None:
         found.append(engine.logits(tokens, through="windows", window=3))
         engine.close()
     assert all(np.array_equal(found[0], other) for other in found)
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("family, stem", [("qwen4_exp", "q8_0"), ("gpt_oss", "mxfp4")])
+@pytest.mark.parametrize("cache", [0, 9])
+def test_prompts_read_by_layers_have_the_bits_of_windows(
+    family: str, stem: str, cache: int
+) -> None:
+    path, tokens = FIXTURES / family / f"{stem}.gguf", tokens_of(family, 45)
+    found, after = [], []
+    for short_read in (10**6, 0):
+        engine = on_device(path, "cuda", expert_cache=cache, short_read=short_read, context=128)
+        found.append(engine.logits(tokens, through="prompt"))
+        after.append(engine.run_window(tokens[:2]))
+        engine.commit(1)
+        after[-1] = np.concatenate([after[-1], engine.run_window(tokens[3:6])])
+        engine.close()
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(after[0], after[1])

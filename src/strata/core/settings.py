@@ -65,7 +65,13 @@ class Settings(ServeSettings):
         "--dtype float64.",
         changes_output=True)
     prompt_chunk: int = integer(
-        256, 1, 32768, "Prompts are read in chunks cut at multiples of this.", unit="tokens")
+        0, 1, 32768, "Prompts are read in chunks cut at multiples of this; auto is 256 on the CPU, "
+        "and 2048 on a GPU, which copies experts to its memory once a chunk.",
+        unit="tokens", auto=0)
+    short_read: int = integer(
+        -1, 0, None, "On a GPU, chunks with fewer tokens are read through windows, whose missed "
+        "experts the CPU computes; auto goes by how many experts a window takes. Results are "
+        "equal.", unit="tokens", auto=-1)
     spec: int = integer(
         1, 1, 8,
         "Window size: the last token and up to N - 1 drafts are verified together; 1 is plain "
@@ -154,7 +160,7 @@ class Settings(ServeSettings):
         "CPU threads that compute experts; auto is one for each physical core we may use.",
         unit="threads", auto=0)
     cpu_isa: str = choice(
-        "auto", ("auto", "portable", "avx2", "avx512"),
+        "auto", ("auto", "portable", "avx2", "avxvnni", "avx512"),
         "Instruction set of the CPU kernels; auto is the best this CPU has. Results are equal.",
         aliases=("STRATA_FORCE_ISA",))
     ram_gb: float = number(

@@ -48,6 +48,7 @@ def resolve(
         "context": _context(s, model_context_tokens),
         "kv": _kv(s, device),
         "draft": ("lookup" if s.spec > 1 else "none") if s.draft == "auto" else s.draft,
+        "prompt_chunk": s.prompt_chunk or (256 if device == "cpu" else 2048),
         "workers": s.workers or machine.cpu_cores,
         "cpu_isa": _cpu_isa(s, machine),
     }

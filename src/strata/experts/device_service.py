@@ -156,6 +156,11 @@ class DeviceService:
             self._vram_LE.copy_(torch.from_numpy(table))
             self._version = self.tier.version
 
+    def show(self, address_LE: Sequence[npt.NDArray[np.int64]]) -> None:
+        """Let the device see experts at these addresses until the next ``refresh``."""
+        self._vram_LE.copy_(torch.from_numpy(_table(address_LE, self._vram_LE.shape)))
+        self._version = -1
+
     def all_resident(self) -> bool:
         """Whether no window can have rows for the host."""
         return all((addresses != 0).all() for addresses in self.tier.address_LE)

@@ -25,6 +25,7 @@ from strata.memory.handshake import DEVICE_LIMIT_NS, ERROR, RING, ROWS, ROWS_LAT
 from strata.models.gpu.frame import DeviceState, GpuFrame
 from strata.models.gpu.gdn import GpuGdn
 from strata.models.gpu.network import GpuNetwork
+from strata.window.device_chunk import ChunkReader
 from strata.window.device_layer import DeviceProgram, Meeting, device_program
 from strata.window.device_record import Launch, graph, stream_trouble
 from strata.window.fuse import fuse
@@ -99,6 +100,8 @@ class DeviceRunner:
         state: DeviceState,
         variant: DeviceVariant | None = None,
         share: ShareControl | None = None,
+        reader: ChunkReader | None = None,
+        short_read: int = 0,
     ) -> None:
         self.network, self.service, self.state = network, service, state
         self.variant = variant or DeviceVariant()
@@ -107,6 +110,7 @@ class DeviceRunner:
         self.variant_for: Callable[[Settings], DeviceVariant] | None = None
         """Makes a variant of other settings of windows, for comparisons."""
         self.share = share
+        self._reader, self._short_read = reader, short_read
         self._rules_of = DeviceVariant()
         self._compiled = network.device.type == "cuda"
         self._windows: dict[tuple[str, int, bool], DeviceWindow] = {}
@@ -167,7 +171,12 @@ class DeviceRunner:
         self._pending = None
         first_wanted = chunk.n_tokens - chunk.n_head
         rows: list[torch.Tensor] = []
-        for start in range(0, len(tokens), MAX_WINDOW_TOKENS):
+        begin = 0
+        if self._reader is not None and len(tokens) >= self._short_read:
+            begin = len(tokens) // MAX_WINDOW_TOKENS * MAX_WINDOW_TOKENS
+            n_head = max(0, begin - first_wanted)
+            rows += [self._reader.read(tokens[:begin], n_head)] if begin else []
+        for start in range(begin, len(tokens), MAX_WINDOW_TOKENS):
             piece = tokens[start : start + MAX_WINDOW_TOKENS]
             recorded = self._window(len(piece), PLAIN)
             self._run_window(recorded, piece)

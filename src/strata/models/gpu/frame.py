@@ -27,6 +27,10 @@ class DeviceState(SequenceState):
         """Both copies of a recurrent tensor, [2, ...]."""
         return self._tensors[layer, name]
 
+    def recurrent(self) -> dict[tuple[int, str], torch.Tensor]:
+        """Every recurrent tensor, both copies, by (layer, name)."""
+        return {key: self._tensors[key] for key in self._front}
+
     def flip_all(self) -> None:
         """The host's half of a commit that flipped ``which`` on the device."""
         for key in self._front:
