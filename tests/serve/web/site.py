@@ -34,7 +34,7 @@ class Script:
     generated: int = 0
     left: threading.Event = field(default_factory=threading.Event)
     """Set when a client left a stream that had not ended."""
-    quality: dict[str, Any] | None = None
+    quality: dict[str, Any] = field(default_factory=dict)
 
     def status(self) -> dict[str, Any]:
         """A status as /v1/status gives it."""
@@ -65,6 +65,7 @@ class Script:
             "conversations": {"live_tokens": 812},
             "features": [{"name": "spec", "value": "4", "state": "on"}],
             "quality": self.quality,
+            "settings": {"quality_budget": {"value": "0.02" if self.quality else "none"}},
             "last": {"decode_s": 2.0, "drafts": {"emitted": 60, "from_prompt": 1, "offered": 40,
                                                  "accepted": 25}},
         }  # fmt: skip

@@ -156,7 +156,10 @@ def test_errors_are_said(page: Any) -> None:
 
 
 def test_monitor_shows_rows_memory_and_speed(page: Any, script: Script) -> None:
-    script.quality = {"unit": "nats of KL", "budget": 0.02, "spent": 0.005}
+    script.quality = {
+        "conditional_kl": 0.005, "conditional_top1": 0.981, "conditional_positions": 640,
+        "cumulative_positions": 0,
+    }  # fmt: skip
     until(page, "document.querySelector('#speed').innerText > 0")
     assert page.locator("#rows rect.fast").count() == LAYERS
     assert "VRAM" in page.locator("#legend").inner_text()
@@ -165,7 +168,9 @@ def test_monitor_shows_rows_memory_and_speed(page: Any, script: Script) -> None:
     assert "20.0 GiB of 24.0 GiB" in memory and "61.0 GiB of 96.0 GiB" in memory
     assert "71.2 %" in page.locator("#facts").inner_text()
     page.wait_for_selector("#quality-box:not([hidden])")
-    assert "0.0050 of 0.020 nats of KL" in page.locator("#quality-text").inner_text()
+    words = page.locator("#quality-text").inner_text()
+    assert "Budget 0.02 nats, 25.0 % of it measured" in words
+    assert "KL 0.0050 nats, top-1 98.1 %, 640 tokens" in words
 
 
 def test_key_field(browser: Any) -> None:

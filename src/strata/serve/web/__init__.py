@@ -20,7 +20,8 @@ Keys of /v1/status that it shows, each of which may be missing:
     timeline_ms [[layer, ms since the window's begin], ...]
     plan.lines [{tier, owner, bytes}], plan.limits {tier: {bytes}}
     shares.hit_share, shares.late_share, shares.context_share
-    quality {unit, budget, spent}                 the meter of a quality budget, if one is set
+    settings.quality_budget.value                 nats, as text; the meter is shown when it is > 0
+    quality {conditional_kl, _top1, _positions, cumulative_kl, ...}   the running meters
     features [{name, value, state}]
 """
 

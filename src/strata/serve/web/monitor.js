@@ -136,12 +136,26 @@ function drawMode(status) {
   at("mode").replaceChildren(mode.exact ? "Exact: the same prompt gives the same text." : `Mode ${mode.name ?? "unknown"}.`);
   if (changing.length) at("mode").append(element("br"), element("span", { className: "changes" }, `Changes the output: ${changing.join(", ")}`));
   at("features").replaceChildren(...(status.features ?? []).map((f) => element("li", {}, element("b", {}, `${f.name} ${f.value}`), ` ${f.state}`)));
-  const quality = status.quality;
-  at("quality-box").hidden = !quality?.budget;
-  if (quality?.budget) {
-    at("quality").value = Math.min(1, quality.spent / quality.budget);
-    at("quality-text").textContent = `${quality.spent.toPrecision(2)} of ${quality.budget.toPrecision(2)} ${quality.unit ?? ""} spent`;
+  drawQuality(status);
+}
+
+// The budget that lossy settings were chosen by, and what the running meters measure (nats of KL a token, top-1 agreement).
+function drawQuality(status) {
+  const quality = status.quality ?? {};
+  const budget = Number(status.settings?.quality_budget?.value);
+  const lines = [];
+  for (const [kind, words] of [["conditional", "single windows"], ["cumulative", "whole answers"]]) {
+    const n = quality[`${kind}_positions`];
+    if (n) lines.push(`${words}: KL ${quality[`${kind}_kl`].toPrecision(2)} nats, top-1 ${percent(quality[`${kind}_top1`])}, ${n.toLocaleString()} tokens`);
   }
+  at("quality-box").hidden = !(budget > 0) && !lines.length;
+  at("quality").hidden = !(budget > 0);
+  if (budget > 0) {
+    const spent = quality.cumulative_positions ? quality.cumulative_kl : quality.conditional_positions ? quality.conditional_kl : 0;
+    at("quality").value = Math.min(1, spent / budget);
+    lines.unshift(`Budget ${budget} nats${lines.length ? `, ${percent(spent / budget)} of it measured` : "; nothing measured yet"}`);
+  }
+  at("quality-text").replaceChildren(...lines.flatMap((line, i) => (i ? [element("br"), line] : [line])));
 }
 
 export function show(status, now = performance.now()) {
