@@ -73,9 +73,10 @@ def test_a_synthetic_model_with_a_trace_in_windows(capsys: pytest.CaptureFixture
 
 def test_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     """Machine, plan and prediction; a model that does not fit is refused with numbers."""
-    assert main(["doctor", PATH, "--device", "cpu", "--context", "128"]) == 0
+    assert main(["doctor", PATH, "--device", "cpu", "--context", "128", "--check"]) == 0
     out = capsys.readouterr().out
     assert "NUMA nodes" in out and "\nfits\n" in out and "predicted: " in out
+    assert "measured: " in out and "% of that time off" in out
     assert main(["doctor", PATH, "--device", "cpu", "--ram-gb", "0.01"]) == 1
     out = capsys.readouterr().out
     assert "does not fit: ram needs" in out and "predicted" not in out

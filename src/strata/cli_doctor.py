@@ -28,6 +28,9 @@ def main(arguments: Sequence[str]) -> int:
         "--locality", metavar="ZIPF,REPEAT", default="0.6,0.3",
         help="how a text uses experts, for the share in the fast tier [default 0.6,0.3]",
     )  # fmt: skip
+    parser.add_argument(
+        "--check", action="store_true", help="load the model too, and compare with its windows"
+    )
     parser.add_settings(ENGINE)
     args = parser.read(arguments)
     locality = Locality.parse(args.locality)
@@ -45,19 +48,20 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     ready = prepare(model_of(parser, args), asked)
     try:
-        return _of_model(ready, asked, locality)
+        path = model_of(parser, args) if args.check else None
+        return _of_model(ready, asked, locality, path)
     finally:
         ready.plan.checkpoint.close()
 
 
-def _of_model(ready: Ready, asked: Effective, locality: Locality) -> int:
+def _of_model(ready: Ready, asked: Effective, locality: Locality, check: str | None) -> int:
     print("\n" + "\n".join(ready.memory.lines()), flush=True)
     if not ready.memory.fits:
         return 1
     print()
     reason = why_no_slice(ready.plan.checkpoint)
     if reason is None:
-        print("\n".join(predict(ready, asked, locality, print).lines()))
+        print("\n".join(predict(ready, asked, locality, print, check).lines()))
         return 0
     bandwidths = measure_bandwidths(ready.settings.workers, ready.settings.device)
     traffic = traffic_of(ready.plan)

@@ -34,7 +34,7 @@ from strata.models.spec import ModelSpec, MoeSpec
 from strata.window.run import WindowRunner
 
 PROMPT_TOKENS, CONTEXT = 64, 512
-WARM, TIMED, TURNS = 2, 48, 4
+WARM, TIMED, TURNS = 2, 4, 12
 QUANTILE = 0.25
 
 
@@ -59,6 +59,8 @@ class Prediction:
     bandwidths: Bandwidths
     hit_rate: float
     slices: tuple[SliceTime, SliceTime]
+    measured: SliceTime | None = None
+    """The model itself, where it was loaded to check."""
 
     @property
     def host_s(self) -> float:
@@ -98,14 +100,25 @@ class Prediction:
             f"{1e3 * a.window_s:.2f} and {1e3 * b.window_s:.2f} ms; drafts and a long context "
             f"change it"
         )
+        if self.measured is not None:
+            seconds = self.measured.window_s
+            lines.append(
+                f"measured: {1 / seconds:.1f} tok/s, {1e3 * seconds:.2f} ms a window; the "
+                f"prediction is {self.window_s / seconds - 1:+.1%} of that time off"
+            )
         return lines
 
 
 def predict(
-    ready: Ready, asked: Effective, locality: Locality, say: Callable[[str], None]
+    ready: Ready,
+    asked: Effective,
+    locality: Locality,
+    say: Callable[[str], None],
+    check: str | None = None,
 ) -> Prediction:
     """Predict for a model that was understood. Its checkpoint must be open.
 
+    check: path of the model, to load and measure it too, taking turns with the slices.
     UnsupportedError when it cannot be sliced.
     """
     spec, settings = ready.plan.spec, ready.settings
@@ -113,14 +126,14 @@ def predict(
     say(bandwidths.line())
     traffic = traffic_of(ready.plan)
     first, second = depths(spec)
-    small, large = _time_slices(ready, asked, (first, second), locality)
+    small, large, *whole = _time_slices(ready, asked, (first, second), locality, check)
     pool = large.expert_bytes / large.pool_s if large.pool_s else bandwidths.host
     hit_rate = _hit_rate(ready, locality)
     host_bytes = traffic.routed_bytes * (1 - hit_rate)
     link = min(max(settings.pcie_frac, 0.0), 1.0) if settings.device == "cuda" else 0.0
     return Prediction(
         _fixed(spec, traffic, small, large, pool), host_bytes, link, pool, bandwidths, hit_rate,
-        (small, large),
+        (small, large), whole[0] if whole else None,
     )  # fmt: skip
 
 
@@ -137,19 +150,28 @@ def _fixed(
 
 
 def _time_slices(
-    ready: Ready, asked: Effective, depths: tuple[int, int], locality: Locality
-) -> tuple[SliceTime, SliceTime]:
-    """Both slices, taking turns: what else the machine does meets both alike."""
+    ready: Ready,
+    asked: Effective,
+    depths: tuple[int, int],
+    locality: Locality,
+    check: str | None,
+) -> list[SliceTime]:
+    """Both slices, and the model when it is checked, taking turns: what else the machine does meets
+    all alike."""
     with ExitStack() as stack:
-        made = [SliceWindows(*_load_slice(ready, asked, n), locality) for n in depths]
-        for windows in made:
-            stack.callback(windows.engine.close)
-        for _ in range(TURNS):
+        made = []
+        for n in depths:
+            made.append(SliceWindows(*_load_slice(ready, asked, n), locality))
+            stack.callback(made[-1].engine.close)
+        if check is not None:
+            made.append(SliceWindows(build(check, asked), traffic_of(ready.plan), locality))
+            stack.callback(made[-1].engine.close)
+        for _ in range(min(TURNS, *(windows.room for windows in made))):
             for windows in made:
                 windows.whole()
             for windows in made:
                 windows.in_turn()
-        return made[0].time(), made[1].time()
+        return [windows.time() for windows in made]
 
 
 def _load_slice(ready: Ready, asked: Effective, n_layers: int) -> tuple[Engine, Traffic]:
@@ -190,19 +212,25 @@ class SliceWindows:
         self._token = int(np.argmax(row))
         self._windows(WARM)
 
+    @property
+    def room(self) -> int:
+        """Turns that the context holds."""
+        left = self.engine.context_tokens - self.engine.length
+        return max(1, left // (WARM + 2 * TIMED))
+
     def whole(self) -> None:
         """A turn of windows as they are."""
         self.engine.runner.variant = self._variant
         self._windows(WARM)
-        self._seconds += self._windows(TIMED // TURNS)
+        self._seconds += self._windows(TIMED)
 
     def in_turn(self) -> None:
         """A turn for the pool's part."""
         if isinstance(self.engine.runner, WindowRunner):
             self.engine.runner.variant = self._timed
-            self._windows(TIMED // TURNS)
+            self._windows(TIMED)
         else:
-            self._pool.watch_host(lambda: self._windows(TIMED // TURNS))
+            self._pool.watch_host(lambda: self._windows(TIMED))
 
     def time(self) -> SliceTime:
         """What was measured. The faster half counts: others use the machine too."""
