@@ -58,16 +58,20 @@ def load_vectors(
     if BITS > 8:
         return tl.load(cache + offset[:, None] + d, mask=ok_d, other=0.0)
     else:
+        N: tl.constexpr = vector.shape[0]
+        GROUPS: tl.constexpr = BLOCK // GROUP
         if BITS == 8:
             code = tl.load(cache + vector[:, None] * D + d, mask=ok_d, other=0).to(tl.float32)
         else:
-            N: tl.constexpr = vector.shape[0]
             b = tl.arange(0, BLOCK // 2)[None, :]
             at = cache + vector[:, None] * (D // 2) + b
             pair = tl.load(at, mask=ok[:, None] & (b < D // 2), other=0).to(tl.int32)
             code = tl.reshape(tl.join(pair & 15, pair >> 4), (N, BLOCK)).to(tl.float32) - 8.0
-        s = tl.load(scale + vector[:, None] * (D // GROUP) + d // GROUP, mask=ok_d, other=0.0)
-        return tl.where(ok_d, code * s.to(tl.float32), 0.0).to(tl.float16)
+        g = tl.arange(0, GROUPS)[None, :]
+        at = scale + vector[:, None] * (D // GROUP) + g
+        s = tl.load(at, mask=ok[:, None] & (g < D // GROUP), other=0.0).to(tl.float32)
+        wide = tl.reshape(tl.broadcast_to(s[:, :, None], (N, GROUPS, GROUP)), (N, BLOCK))
+        return tl.where(ok_d, code * wide, 0.0).to(tl.float16)
 
 
 @triton.jit
