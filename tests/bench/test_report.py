@@ -1,4 +1,4 @@
-"""Records and tables: kept and added to, refused where a comparison would be unfair."""
+"""C47: records and tables: kept and added to, refused where a comparison would be unfair."""
 
 from __future__ import annotations
 
