@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from strata.bench.cpu_measure import (
     CpuTimes,
@@ -11,6 +12,7 @@ from strata.bench.cpu_measure import (
     others_share,
     rates,
     ratio,
+    read_variant,
     spread,
     take_turns,
 )
@@ -63,13 +65,13 @@ def test_spread_is_median_and_quartiles(n: int) -> None:
     assert (found.low, found.median, found.high) == pytest.approx(
         tuple(np.percentile(numbers, [25, 50, 75]))
     )
-    assert found.n == n
+    assert found.n == n and found.best == min(numbers) and rates(1, numbers).best > 1
 
 
 def test_rates() -> None:
     """12 GB in 1, 2, 3, 4 and 6 s: 12, 6, 4, 3 and 2 GB/s."""
     assert rates(12, [1, 2, 3, 4, 6]).as_dict() == {
-        "median": 4.0, "low": 3.0, "high": 6.0, "samples": 5,
+        "median": 4.0, "low": 3.0, "high": 6.0, "best": 12.0, "samples": 5,
     }  # fmt: skip
 
 
@@ -80,6 +82,20 @@ def test_a_slow_spell_of_the_machine_cancels_out() -> None:
     assert ratio(theirs, ours) == pytest.approx(4)
     # means of either side alone would disagree when the spell hits one side once more
     assert ratio([0.4, 0.4, 1.2, 1.2, 1.2], ours) == pytest.approx(4)
+
+
+def test_plain_reading_reads_another_place_each_time() -> None:
+    """3 places of 40 bytes in 130; as many bytes a sample as asked."""
+    memory, seen = torch.arange(130, dtype=torch.uint8), []
+
+    class Pool:
+        def measure_read(self, part: torch.Tensor) -> list[float]:
+            seen.append((int(part[0]), len(part)))
+            return [0.25, 9.0]
+
+    variant = read_variant("read", Pool(), memory, 40)  # type: ignore[arg-type]
+    assert variant.n_bytes == 40 and [variant.run(i) for i in range(4)] == [0.25] * 4
+    assert seen == [(0, 40), (40, 40), (80, 40), (0, 40)]
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from strata.bench.cpu_measure import Variant, rates, ratio, read_variant, take_turns
+from strata.bench.cpu_measure import Variant, rates, ratio, read_variant, spread, take_turns
 from strata.bench.cpu_memory import random_rows
 from strata.core.errors import SettingError
-from strata.experts.nodes import spread, tell_pool
+from strata.experts.nodes import place_on_nodes, tell_pool
 from strata.experts.store import ExpertLayer, ExpertStore, anonymous, stride_of
 from strata.formats.tile_formats import tile_format
 from strata.formats.tiles import Layout
@@ -60,7 +60,8 @@ def measure_experts(
     lines = []
     for pool in pools:
         tell_pool(pool, ExpertStore(list(made.values())))
-        variants = [read_variant(("read", 0), pool, memory)]
+        n_bytes = min(LAYERS * ACTIVE * made["native"].shape.weight_bytes, memory.numel() // 4)
+        variants = [read_variant(("read", 0), pool, memory, n_bytes)]
         for how, experts in made.items():
             n_bytes = LAYERS * ACTIVE * experts.shape.weight_bytes
             variants += [Variant((how, n), n_bytes, _run(pool, experts, n)) for n in rows]
@@ -86,7 +87,8 @@ def expert_lines(
             "rows": v.key[1],
             "gb_s": rates(v.n_bytes / 1e9, times[v.key]).as_dict(2),
             "share": round(ratio(read_s, [s / v.n_bytes for s in times[v.key]]), 3),
-            "layer_us": round(1e6 / LAYERS / rates(1, times[v.key]).median, 1),
+            "share_best": round(min(read_s) * v.n_bytes / min(times[v.key]), 3),
+            "layer_us": spread([1e6 / LAYERS * s for s in times[v.key]]).as_dict(1),
         }
         for v in variants[1:]
     ]
@@ -108,7 +110,7 @@ def make_experts(
         )
     memory = anonymous(n_bytes).view(n_experts, -1)
     made = ExpertLayer(shape, stride_of(shape), memory)
-    spread(made, read_topology().nodes)
+    place_on_nodes(made, read_topology().nodes)
     rng = np.random.default_rng(1)
     offsets = (shape.gate_offset, shape.up_offset, shape.down_offset)
     sizes = ((D_EXPERT, D_MODEL), (D_EXPERT, D_MODEL), (D_MODEL, D_EXPERT))

@@ -30,18 +30,30 @@ class Variant(Generic[Key]):
     run: Callable[[int], float]
 
 
-def read_variant(key: Key, pool: CpuPool, memory: torch.Tensor) -> Variant[Key]:
-    """Plain reading of all of a memory by the pool's workers."""
-    return Variant(key, memory.numel(), lambda sample: pool.measure_read(memory)[0])
+def read_variant(key: Key, pool: CpuPool, memory: torch.Tensor, n_bytes: int) -> Variant[Key]:
+    """Plain reading of n_bytes by the pool's workers, at another place of a memory each time.
+
+    As many bytes as the samples beside it: what interrupts them on a busy machine takes the same
+    share of each.
+    """
+    n_places = memory.numel() // n_bytes
+    assert n_places, "a sample is smaller than the memory"
+
+    def run(sample: int) -> float:
+        at = sample % n_places * n_bytes
+        return pool.measure_read(memory[at : at + n_bytes])[0]
+
+    return Variant(key, n_bytes, run)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, and the quartiles below and above it, of ``n`` samples."""
+    """Median, the quartiles below and above it, and the best, of ``n`` samples."""
 
     median: float
     low: float
     high: float
+    best: float
     n: int
 
     def as_dict(self, digits: int = 3) -> dict[str, float]:
@@ -50,6 +62,7 @@ class Spread:
             "median": round(self.median, digits),
             "low": round(self.low, digits),
             "high": round(self.high, digits),
+            "best": round(self.best, digits),
             "samples": self.n,
         }
 
@@ -80,17 +93,17 @@ def take_turns(
     return times
 
 
-def spread(numbers: Sequence[float]) -> Spread:
-    """Median and quartiles."""
+def spread(numbers: Sequence[float], better: Callable[[Sequence[float]], float] = min) -> Spread:
+    """Median and quartiles; better picks the best number, the least unless said otherwise."""
     low, median, high = (
         statistics.quantiles(numbers, n=4, method="inclusive") if len(numbers) > 1 else numbers * 3
     )
-    return Spread(median, low, high, len(numbers))
+    return Spread(median, low, high, better(numbers), len(numbers))
 
 
 def rates(amount: float, seconds: Sequence[float]) -> Spread:
     """Amount a second."""
-    return spread([amount / s for s in seconds])
+    return spread([amount / s for s in seconds], max)
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> float:

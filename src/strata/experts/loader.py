@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.core.errors import InputError
-from strata.experts.nodes import spread
+from strata.experts.nodes import place_on_nodes
 from strata.experts.pieces import Piece, cut, run_pieces
 from strata.experts.store import ExpertLayer, ExpertStore, Progress, anonymous, stride_of
 from strata.formats.paging import will_need
@@ -85,7 +85,7 @@ def empty_layers(shapes: Sequence[tuple[ExpertShape, int] | None]) -> dict[int, 
             stride = stride_of(shape)
             blobs = anonymous(stride * n_experts).view(n_experts, stride)
             layers[index] = ExpertLayer(shape, stride, blobs)
-            spread(layers[index], nodes)
+            place_on_nodes(layers[index], nodes)
     return layers
 
 

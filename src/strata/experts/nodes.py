@@ -24,7 +24,7 @@ def shares(layer: ExpertLayer, nodes: Sequence[int]) -> Iterator[tuple[int, torc
             yield node, layer.blobs[first:stop]
 
 
-def spread(layer: ExpertLayer, nodes: Sequence[int]) -> None:
+def place_on_nodes(layer: ExpertLayer, nodes: Sequence[int]) -> None:
     """Ask for pages of the nodes, before the experts are written."""
     if len(nodes) > 1:
         for node, memory in shares(layer, nodes):
