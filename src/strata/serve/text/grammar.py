@@ -2,8 +2,8 @@
 
 Thinking comes first where the model thinks, as free text up to the tag that ends it. JSON between
 a model's own tags is written as models were trained to write it, with spaces but no line breaks;
-JSON that is the answer may have up to a few white space characters between its parts, so that a
-model cannot write nothing else for ever.
+JSON that is the answer may have one space or one line break with an indent between its parts, so
+that a model cannot write white space for ever.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from strata.serve.text.specs import ConstraintSpec
 IsControl = Callable[[str], bool]
 """Whether a spelling is one control token of the vocabulary."""
 
-_LOOSE = {"whitespace_pattern": r"[ \n]{0,24}"}
+_LOOSE = {"whitespace_pattern": r" |\n {0,24}"}
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _JSON_END = "}\n</tool_call>"
 _CONTROL = re.compile(r"(<[|｜][^<>|｜]+[|｜]>|</?\w+>)")

@@ -67,8 +67,9 @@ function drawFacts(status) {
   at("facts").replaceChildren(...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
-function drawRows(rows) {
-  const present = PLACES.filter(([place]) => rows?.[place]?.some(Boolean));
+// Without a graphics card the fast tier is ordinary memory.
+function drawRows(rows, onCard) {
+  const present = PLACES.filter(([place]) => rows?.[place]?.some(Boolean)).map(([place, kind, label]) => [place, kind, place === "FAST" && !onCard ? "fast tier" : label]);
   const n = Math.max(0, ...present.map(([place]) => rows[place].length));
   const svg = at("rows");
   svg.setAttribute("viewBox", `0 0 ${Math.max(1, n)} 100`);
@@ -161,7 +162,7 @@ function drawQuality(status) {
 export function show(status, now = performance.now()) {
   drawSpeed(speed(status, now), status.last);
   drawFacts(status);
-  drawRows(status.rows);
+  drawRows(status.rows, (status.plan?.lines ?? []).some((line) => line.tier === "vram"));
   drawTimeline(status.timeline_ms ?? []);
   drawMemory(status.plan);
   drawMode(status);
