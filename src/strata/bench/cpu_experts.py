@@ -32,8 +32,6 @@ D_MODEL, D_EXPERT = 2560, 640
 DOWN_TYPE = "IQ4_NL"
 """Of experts whose own type has blocks that 640 columns are no multiple of, as published files
 have it."""
-LAYERS = 4
-"""Groups of experts in one sample."""
 
 
 def down_type(name: str) -> str:
@@ -60,10 +58,10 @@ def measure_experts(
     lines = []
     for pool in pools:
         tell_pool(pool, ExpertStore(list(made.values())))
-        n_bytes = min(LAYERS * ACTIVE * made["native"].shape.weight_bytes, memory.numel() // 4)
+        n_bytes = min(ACTIVE * made["native"].shape.weight_bytes, memory.numel() // 4)
         variants = [read_variant(("read", 0), pool, memory, n_bytes)]
         for how, experts in made.items():
-            n_bytes = LAYERS * ACTIVE * experts.shape.weight_bytes
+            n_bytes = ACTIVE * experts.shape.weight_bytes
             variants += [Variant((how, n), n_bytes, _run(pool, experts, n)) for n in rows]
         lines += expert_lines(name, pool, variants, take_turns(variants, seconds))
     return lines
@@ -88,7 +86,7 @@ def expert_lines(
             "gb_s": rates(v.n_bytes / 1e9, times[v.key]).as_dict(2),
             "share": round(ratio(read_s, [s / v.n_bytes for s in times[v.key]]), 3),
             "share_best": round(min(read_s) * v.n_bytes / min(times[v.key]), 3),
-            "layer_us": spread([1e6 / LAYERS * s for s in times[v.key]]).as_dict(1),
+            "layer_us": spread([1e6 * s for s in times[v.key]]).as_dict(1),
         }
         for v in variants[1:]
     ]
@@ -128,7 +126,7 @@ def make_experts(
 
 
 def _run(pool: CpuPool, experts: ExpertLayer, n: int) -> Callable[[int], float]:
-    """Seconds of LAYERS layers; no expert comes again before all others came."""
+    """Seconds of one layer; no expert comes again before nearly all others came."""
     order = np.random.default_rng(2).permutation(experts.addresses())
     x = torch.from_numpy(np.random.default_rng(3).standard_normal((n, D_MODEL)).astype(np.float32))
     start = np.arange(0, n * ACTIVE + 1, n, dtype=np.int32)
@@ -139,12 +137,12 @@ def _run(pool: CpuPool, experts: ExpertLayer, n: int) -> Callable[[int], float]:
 
     def run(sample: int) -> float:
         nonlocal cursor
-        chosen = [order[(cursor + i) % len(order)] for i in range(LAYERS * ACTIVE)]
-        cursor += LAYERS * ACTIVE
-        groups = np.array(chosen, np.int64).reshape(LAYERS, ACTIVE)
+        if cursor + ACTIVE > len(order):
+            cursor = 0
+        addresses = order[cursor : cursor + ACTIVE]
+        cursor += ACTIVE
         begin = time.perf_counter()
-        for addresses in groups:
-            pool.wait(pool.submit_experts(experts.shape, x, addresses, start, row, token, out))
+        pool.wait(pool.submit_experts(experts.shape, x, addresses, start, row, token, out))
         return time.perf_counter() - begin
 
     return run

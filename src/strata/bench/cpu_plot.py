@@ -30,7 +30,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
             _panel(axes[row][column], found, n, n_x)
     axes[0][0].legend(fontsize=7, frameon=False, ncols=4, loc="upper center")
     figure.suptitle(f"{found['machine']['processor']}\n{busy_line(found['machine'])}", fontsize=7)
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=80)
     pyplot.close(figure)
 
 
