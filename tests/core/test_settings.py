@@ -22,10 +22,15 @@ GPU = Machine("Some Card", "found Some Card", 6, ("portable", "avx2"))
 
 OTHER: dict[str, Any] = {
     "device": "cpu", "dtype": "float64", "numerics": "fast", "context": 100, "kv": "f16",
-    "prompt_chunk": 64, "spec": 4, "draft": "none", "expert_cache": 5, "expert_profile": "p.txt",
+    "prompt_chunk": 64, "short_read": 40, "spec": 4, "draft": "none", "expert_cache": 5, "expert_profile": "p.txt",
     "expert_layout": "native", "pack": "packed", "experts_on_disk": True,
     "defer_cpu": "1", "defer_layers": [1, 3], "defer_cpu_below": 0.25,
-    "adapt_swaps": 0, "workers": 3, "cpu_isa": "portable", "ram_gb": 4.5, "vram_gb": 8.0,
+    "pcie_frac": 0.5, "adapt_swaps": 2, "adapt_every": 9, "adapt_policy": "lru",
+    "adapt_decay": 0.5, "expert_profile_save": "s.txt", "defer_below_profile": "t.json",
+    "route_tail_skip": 7, "quality_budget": 0.02, "profile_dir": "tuned",
+    "quality_meter": "1/64", "quality_reread": True, "verify_profile": True,
+    "decode_timing": True, "verify_trace": True, "overlap": "fast",
+    "workers": 3, "cpu_isa": "portable", "ram_gb": 4.5, "vram_gb": 8.0,
     "poison": True, "logpos": "out.tsv", "logpos_top": 20, "logpos_extra": 7, "temperature": 0.5,
     "top_k": 20, "top_p": 0.9, "min_p": 0.05, "repeat_penalty": 1.1, "frequency_penalty": 0.2,
     "presence_penalty": 0.3, "logit_bias": {5: -1.5}, "seed": 42, "max_tokens": 9, "stop": ["END"],
@@ -34,7 +39,7 @@ OTHER: dict[str, Any] = {
     "any_model_name": True, "max_queue": 3, "max_body_mb": 2.5, "silence_s": 9.5, "drain_s": 1.5,
     "wire_log": "none", "checkpoints": 2, "park_gb": 1.5, "park_dir": "kept",
 }  # fmt: skip
-"""A value other than the default for each setting (adapt_swaps has only one)."""
+"""A value other than the default for each setting."""
 
 
 def load(given: dict[str, Any] | None = None, environ: dict[str, str] | None = None, **more: Any):
@@ -86,7 +91,12 @@ def test_each_setting_is_obeyed_from_every_source(name: str, tmp_path: Path) -> 
 def supported(name: str) -> dict[str, Any]:
     """Settings that the value in OTHER needs beside it."""
     late = {"defer_cpu": "1"}
-    beside = {"draft": {"spec": 1}, "defer_layers": late, "defer_cpu_below": late}
+    swaps = {"adapt_swaps": 1}
+    beside = {
+        "draft": {"spec": 1}, "defer_layers": late, "defer_cpu_below": late, "overlap": late,
+        "defer_below_profile": {**late, "defer_cpu_below": -1}, "adapt_every": swaps,
+        "adapt_policy": swaps, "adapt_decay": swaps,
+    }  # fmt: skip
     return beside.get(name, {})
 
 
@@ -136,7 +146,7 @@ def test_order_of_sources(tmp_path: Path) -> None:
         ({"logit_bias": {-1: 2}}, "--logit-bias .*: -1 is no token id"),
         ({"logit_bias": ["1=2", "1=3"]}, "token 1 is given twice"),
         ({"logit_bias": {1: 1e9}}, "must be between"),
-        ({"adapt_swaps": 8}, "--adapt-swaps 8: must be 0"),
+        ({"adapt_swaps": 5000}, "--adapt-swaps 5000: must be between 0 and 4096"),
         ({"ram_gb": -1}, "--ram-gb -1: must be 0 or more"),
         ({"dtype": "float64", "device": "cuda"}, "--dtype float64 and --device cuda exclude"),
         ({"dtype": "float64", "kv": "f16"}, "--kv f16 and --dtype float64 exclude"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
@@ -236,6 +236,9 @@ class Settings(ServeSettings):
         """Store every value in its own form; SettingError for a bad value or a contradiction."""
         for name, info in SETTINGS.items():
             object.__setattr__(self, name, info.parse(getattr(self, name)))
+        self._require_agreement()
+
+    def _require_agreement(self) -> None:
         for check in _CONTRADICTIONS:
             problem = check(self)
             if problem:
@@ -251,7 +254,12 @@ class Settings(ServeSettings):
                 raise SettingError(
                     f"{name} is fixed when a model is loaded; give it to strata.load"
                 )
-        return replace(self, **overrides)
+        # the others are in order already; parsing them again would take most of a millisecond
+        copy = object.__new__(Settings)
+        parsed = {name: SETTINGS[name].parse(value) for name, value in overrides.items()}
+        copy.__dict__.update(self.__dict__ | parsed)
+        copy._require_agreement()
+        return copy
 
 
 SETTINGS: Mapping[str, SettingInfo] = MappingProxyType(
