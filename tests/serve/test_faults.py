@@ -133,7 +133,7 @@ def test_c37_silent_engine(tmp_path: Path, fault: str) -> None:
         with server.client.stream("POST", CHAT, json=body) as response:
             if fault == "deaf":  # moves, so only a cancel shows that it does not listen
                 for piece in response.iter_text():
-                    if "b " in piece:
+                    if '"content":"a' in piece:
                         break
             else:
                 text = "".join(response.iter_text())
@@ -171,6 +171,7 @@ def test_kill_9_while_streaming_and_the_queue_survives(tmp_path: Path) -> None:
         data = b""
         while not data.endswith(b"0\r\n\r\n"):
             data += sock.recv(65536)
+        sock.close()
         assert b"engine_unavailable" in data and b"signal 9" in data
         thread.join(20)
         assert later == ["fine"]
@@ -202,12 +203,12 @@ def _answers(server: Running) -> bool:
 
 
 def test_a_stop_while_loading_does_not_wait(tmp_path: Path) -> None:
-    server = Running(tmp_path, {"load_s": 60.0}, wait=False)
+    server = Running(tmp_path, {"load_s": 20.0}, wait=False)
     wait_for(lambda: server.get("/ready").json()["phase"] == "loading")
     pid = server.status["engine"]["pid"]
     start = time.monotonic()
     server.stop()
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 5
     assert not Path(f"/proc/{pid}").exists()
 
 

@@ -66,7 +66,7 @@ async def chat_ask(server: Server, chat: ChatRequest) -> Ask:
         )
         return ids, text.tail(ids)
 
-    tokens, tail = await server.apart(render)
+    tokens, tail = await server.apart(render, _n_chars(chat))
     server.require_room(tokens)
     family, template = text.family, text.template
     constraint = _constraint(server, chat, tail)
@@ -83,6 +83,12 @@ async def chat_ask(server: Server, chat: ChatRequest) -> Ask:
         constraint=constraint,
         warnings=chat.warnings,
     )
+
+
+def _n_chars(chat: ChatRequest) -> int:
+    """About how much there is to render."""
+    texts = [str(message.get("content")) for message in chat.conversation.messages]
+    return sum(map(len, texts)) + 500 * len(chat.tools) + 100 * len(texts)
 
 
 def _constraint(server: Server, chat: ChatRequest, tail: str) -> ConstraintSpec | None:

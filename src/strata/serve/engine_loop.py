@@ -37,6 +37,8 @@ from strata.serve.pipe import Pipe
 
 ABANDON_AFTER_S = 0.25
 """A cancelled request may end its window in this time; after it the window is broken off."""
+PACE_S = 0.005
+"""Tokens that come faster wait for each other, at most this long and a layer's work."""
 _EXIT_GRACE_S = 5.0
 _PHASE_EVERY_S = 0.1
 
@@ -99,7 +101,8 @@ class EngineLoop:
         self._reading = False
         self._cancelled: dict[int, float] = {}
         self._stopping = False
-        self._last_phase = 0.0
+        self._last_phase = self._flushed = 0.0
+        self._held: list[list[Any]] = []
 
     def run(self) -> int:
         """Until told to stop; the exit code."""
@@ -136,6 +139,7 @@ class EngineLoop:
         except Exception as error:  # a fault of ours must not end the process
             LOG.exception("request %d failed", request.id)
             end = End(request.id, "error", {}, _one_line(error) or "failed", type(error).__name__)
+        self._flush(now=True)
         self._current = None
         self._cancelled.pop(request.id, None)
         self._pipe.send(Counters(self._backend.counters()))
@@ -155,6 +159,8 @@ class EngineLoop:
     def pulse(self) -> None:
         """A step of work is done."""
         self._pulse += 1
+        if self._held:
+            self._flush()
         if self._stopping and self._current is None:
             raise RequestCancelled("the server is stopping")
         if self._cancelled or self._stopping:
@@ -185,10 +191,17 @@ class EngineLoop:
         self.pulse()
 
     def tokens(self, items: list[list[Any]]) -> None:
-        """Tokens of the answer."""
+        """Tokens of the answer. Those of windows that are quicker than PACE_S go together."""
         self._reading = False
         self._pulse += 1
-        self._pipe.send(Tokens(self._current or 0, items))
+        self._held += items
+        self._flush()
+
+    def _flush(self, *, now: bool = False) -> None:
+        if self._held and (now or time.monotonic() - self._flushed >= PACE_S):
+            self._flushed = time.monotonic()
+            held, self._held = self._held, []
+            self._pipe.send(Tokens(self._current or 0, held))
 
     def prompt_logprobs(self, start: int, items: list[list[Any]]) -> None:
         """Log-probabilities of prompt tokens."""

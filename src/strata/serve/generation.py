@@ -5,6 +5,7 @@ Knows no JSON bodies. The API modules make an ``Ask`` and turn ``Piece`` objects
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ from strata.serve.messages import End, Generate, PromptLogprobs, Reading, Tokens
 from strata.serve.text.deltas import AnswerParser, ContentText, Delta, ToolCallStart
 from strata.serve.text.specs import ConstraintSpec
 
-KEEP_ALIVE_S = 5.0
-"""A stream that has nothing to say says at least where it stands."""
+PACE_S = 0.01
+"""A stream is written to at most a hundred times a second; what comes faster goes out together. The
+first token never waits."""
 
 
 class PlainText:
@@ -53,7 +55,7 @@ class Ask:
     warnings: list[str] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(slots=True)
 class Piece:
     """What became known at once about one answer. tokens: as in messages.Tokens. where: queue
     position or prompt progress, when there is nothing else to say."""
@@ -122,11 +124,15 @@ class Generation:
 
     async def _answer(self, index: int, job: Job) -> AsyncIterator[Piece]:
         parser = self.ask.parser()
-        n_reasoning, called = 0, False
+        n_reasoning, called, written = 0, False, 0.0
+        loop = asyncio.get_running_loop()
         while True:
-            if not await job.wait(KEEP_ALIVE_S):
+            if not await job.wait():
                 yield Piece(index, where=self._where(job))
                 continue
+            early = written + PACE_S - loop.time()
+            if early > 0:
+                await asyncio.sleep(early)
             piece, end = Piece(index), None
             for event in job.take():
                 if isinstance(event, Tokens):
@@ -143,13 +149,16 @@ class Generation:
                     end = event
             if end is not None:
                 piece.deltas += parser.finish()
-            called = called or any(type(delta) is ToolCallStart for delta in piece.deltas)
+            if not called:
+                called = any(type(delta) is ToolCallStart for delta in piece.deltas)
             if end is not None:
                 self.usage.add({**end.report, **_times(job)}, job.generated, n_reasoning)
                 piece.finish = _finish(end, called)
             yield piece
             if end is not None:
                 return
+            if piece.tokens:
+                written = loop.time()
 
     def _job(self, prompt: list[int], i: int) -> Job:
         ask, sampling = self.ask, self.ask.sampling

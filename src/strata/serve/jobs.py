@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from strata.serve.messages import End, Generate, PromptLogprobs, Reading, Tokens
@@ -60,39 +60,25 @@ class Job:
             self.ended = event
         if self.cancelled is None or isinstance(event, End):
             self._events.append(event)
+        self.nudge()
+
+    async def wait(self) -> bool:
+        """Until there is an event; False when somebody nudged instead."""
+        if not self._events:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            self._waiter = None
+        return bool(self._events)
+
+    def nudge(self) -> None:
+        """Wake who waits, so that it can say that there is nothing new."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    async def wait(self, timeout: float | None = None) -> bool:
-        """Until there is an event; False when the time is over first."""
-        if self._events:
-            return True
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            if timeout is None:
-                await self._waiter
-            else:
-                async with asyncio.timeout(timeout):
-                    await self._waiter
-        except TimeoutError:
-            return False
-        finally:
-            self._waiter = None
-        return True
 
     def take(self) -> Iterator[JobEvent]:
         """The events that are there."""
         while self._events:
             yield self._events.popleft()
-
-    async def events(self) -> AsyncIterator[JobEvent]:
-        """Every event, up to the End."""
-        while True:
-            await self.wait()
-            for event in self.take():
-                yield event
-                if isinstance(event, End):
-                    return
 
 
 class Jobs:
@@ -156,6 +142,12 @@ class Jobs:
             finish = "cancelled" if job.cancelled is not None else "error"
             self._end(job, End(job.request.id, finish, {}, error or "stopped", "EngineDied"))
         return job
+
+    def nudge(self) -> None:
+        """Everybody may say where they stand."""
+        for job in (self.running, *self.waiting):
+            if job is not None:
+                job.nudge()
 
     def refuse_all(self, error: str) -> None:
         """The server stops: nobody waits any more."""

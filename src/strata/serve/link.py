@@ -45,6 +45,8 @@ ENGINE = (sys.executable, "-m", "strata.serve.engine_process")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 STOP_GRACE_S = 15.0
 LONGEST_CANCEL_S = 30.0
+KEEP_ALIVE_S = 5.0
+"""A stream that has nothing to say says at least where it stands."""
 
 
 @dataclass
@@ -174,6 +176,7 @@ class Link(asyncio.Protocol):
     async def _watch(self) -> None:
         """Until the engine is gone, by itself or because it was at fault."""
         every = min(1.0, self._silence_s / 4)
+        nudged = time.monotonic()
         while not self._gone.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(every):
@@ -181,6 +184,9 @@ class Link(asyncio.Protocol):
                     break
             self._pings += 1
             self.send(Ping(self._pings))
+            if time.monotonic() - nudged >= KEEP_ALIVE_S:
+                nudged = time.monotonic()
+                self.jobs.nudge()
             fault = self._fault()
             if fault:
                 self._note(fault)

@@ -124,7 +124,7 @@ def _tokens(server: Server) -> APIRouter:
             bos = None if body.add_special_tokens in (None, True) else False
             return tokenizer.encode(body.prompt or "", special=bool(body.special), add_bos=bos)
 
-        ids = await server.apart(encode)
+        ids = await server.apart(encode, len(str(body.messages or body.prompt)))
         out: dict[str, Any] = {
             "tokens": ids, "count": len(ids), "max_model_len": server.context_tokens,
         }  # fmt: skip
@@ -141,7 +141,9 @@ def _tokens(server: Server) -> APIRouter:
         if body.tokens:
             server.require_ids(body.tokens)
         skip = bool(body.skip_special_tokens)
-        text = await server.apart(lambda: server.text.tokens.decode(body.tokens, skip))
+        text = await server.apart(
+            lambda: server.text.tokens.decode(body.tokens, skip), len(body.tokens)
+        )
         return JSONResponse({"prompt": text})
 
     return routes

@@ -82,7 +82,7 @@ async def _ask(server: Server, body: CompletionBody) -> Ask:
             for text in texts
         ]
 
-    prompts = await server.apart(encode)
+    prompts = await server.apart(encode, sum(map(len, texts)))
     for prompt in prompts:
         server.require_room(prompt)
     if body.max_tokens == 0 and not body.echo:

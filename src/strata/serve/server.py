@@ -27,6 +27,7 @@ from strata.serve.text.constraints import check_constraint
 from strata.serve.text.specs import ConstraintSpec
 
 T = TypeVar("T")
+SHORT_CHARS = 2000
 
 
 @dataclass
@@ -130,11 +131,11 @@ class Server:
             )
         checked = {**values, "max_tokens": max(1, values["max_tokens"])}
         try:
-            self.settings.for_request(**checked)
+            settled = self.settings.for_request(**checked)
         except InputError as error:
             raise bad_request(error) from None
         if "stop" in values:
-            values["stop"] = list(self.settings.for_request(stop=values["stop"]).stop)
+            values["stop"] = list(settled.stop)
         return values
 
     def require_room(self, tokens: list[int]) -> None:
@@ -174,9 +175,10 @@ class Server:
         generation.submit()
         return generation
 
-    async def apart(self, work: Callable[[], T]) -> T:
-        """Work that may take a while (templates, tokens of long texts), off the event loop."""
+    async def apart(self, work: Callable[[], T], n_chars: int) -> T:
+        """Work that may take a while (templates, tokens of long texts), off the event loop; at
+        once for short texts, where changing threads would cost more."""
         try:
-            return await asyncio.to_thread(work)
+            return work() if n_chars < SHORT_CHARS else await asyncio.to_thread(work)
         except InputError as error:
             raise bad_request(error) from None
