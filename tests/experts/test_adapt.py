@@ -55,7 +55,7 @@ def run(**settings: object) -> tuple[np.ndarray, AdaptCounts | None]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_logits_stay_and_experts_move(policy: str) -> None:
-    """60 tokens in windows of 2 with a quarter of the experts cached: the same bits as without a
+    """60 tokens in windows of 2 with a third of the experts cached: the same bits as without a
     cache, and experts were exchanged."""
     plain, none = run()
     assert none is None

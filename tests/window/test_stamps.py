@@ -19,6 +19,8 @@ FIXTURES = Path(__file__).parent.parent / "fixtures"
 class CountingClock:
     """Each stamp is a second after the one before."""
 
+    recorded = False
+
     def __init__(self, n: int) -> None:
         self._n = n
         self.order: list[int] = []

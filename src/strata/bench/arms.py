@@ -108,7 +108,10 @@ def variant_of(engine: Engine, arm: Arm) -> Any:
 
 
 def with_steps(variant: Any, name: str, *transforms: Any, first: bool = False) -> Any:
-    """A variant with more transformations, in front of or behind its own."""
+    """A variant with more transformations, in front of or behind its own. On a device they change
+    the steps as they run, fused."""
+    if hasattr(variant, "last"):
+        return replace(variant, name=name, last=(*variant.last, *transforms))
     own = tuple(variant.transforms)
     return replace(variant, name=name, transforms=(*transforms, *own) if first
                    else (*own, *transforms))  # fmt: skip

@@ -13,7 +13,8 @@ describes a machine with a GPU, and the gain here is none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from strata.memory.frame import Frame
 from strata.models.spec import ModelSpec
 from strata.window.program import Program, Step
 from strata.window.run import WindowRunner
-from strata.window.stamps import FAST_SIDE, WAITS, HostClock, StepTimes, layer_kind
+from strata.window.stamps import FAST_SIDE, WAITS, EventClock, HostClock, StepTimes, layer_kind
 
 
 @dataclass(frozen=True)
@@ -73,26 +74,42 @@ class WindowTime:
 
 def time_layers(
     engine: Engine, variant: Any, run: Callable[[Any], object], on_time: float = 0.0
-) -> WindowTime | None:
-    """Measure a variant; ``run`` makes windows of the variant that it is given. None where a device
-    has no clock of its own.
+) -> WindowTime:
+    """Measure a variant; ``run`` makes windows of the variant that it is given.
 
     Windows are run twice: once as they are for m, f and waits, once with every layer waiting for
     the pool at its ring for c.
     """
     runner = engine.runner
     own = isinstance(runner, WindowRunner)
-    make_clock = HostClock if own else getattr(runner, "make_clock", None)
-    if make_clock is None:
-        return None
-    times = StepTimes(engine.spec, make_clock)
+    compiled = runner.network.device.type == "cuda"
+    times = StepTimes(engine.spec, EventClock if compiled else HostClock)
     pool = PoolTimes(engine.service)
-    run(with_steps(variant, f"{variant.name} timed", times))
+    with _told(runner, times) if compiled else nullcontext():
+        run(with_steps(variant, f"{variant.name} timed", times))
     if own:
         run(with_steps(variant, f"{variant.name} in turn", pool))
     else:
         pool.watch_host(lambda: run(variant))
     return _window_time(engine.spec, times, pool, on_time)
+
+
+@contextmanager
+def _told(runner: Any, times: StepTimes) -> Iterator[None]:
+    """A runner that tells the times of every window that it replayed."""
+    run = runner.run
+
+    def told(recorded: Any, tokens: Sequence[int]) -> Any:
+        logits = run(recorded, tokens)
+        if hasattr(recorded, "frame"):  # a chunk of a prompt has none
+            times.ended(recorded.frame.T)
+        return logits
+
+    runner.run = told
+    try:
+        yield
+    finally:
+        del runner.run
 
 
 def _window_time(spec: ModelSpec, times: StepTimes, pool: PoolTimes, on_time: float) -> WindowTime:
@@ -142,19 +159,23 @@ class PoolTimes:
         return replace(step, launch=run)
 
     def watch_host(self, run: Callable[[], object]) -> None:
-        """Time every answer that the host gives while ``run`` makes windows."""
-        serve = self._service.serve
+        """Time every answer that the host gives while ``run`` makes windows; its native loop, which
+        has no clock, rests."""
+        service = self._service
+        serve, native = service.serve, service._server
+        service.answer_in_python()
 
         def timed(layer: int, *rest: Any) -> None:
             start = time.perf_counter()
             serve(layer, *rest)
             self._note(layer, time.perf_counter() - start)
 
-        self._service.serve = timed
+        service.serve = timed
         try:
             run()
         finally:
-            del self._service.serve
+            del service.serve
+            service._server = native
 
 
 def layer_lines(window: WindowTime) -> list[str]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -139,14 +138,8 @@ class Replay:
         """The next window's first token is this one of the trace, which repeats for ever."""
         self._at.fill_(token % self.n_tokens)
 
-    def __call__(self, program: Any, frame: Frame, *_: object) -> Any:
-        """The program with every router step followed by the trace's choice; a device's program
-        keeps what it wraps around the steps."""
-        if isinstance(program, Program):
-            return self._of(program, frame)
-        return replace(program, program=self._of(program.program, frame))
-
-    def _of(self, program: Program, frame: Frame) -> Program:
+    def __call__(self, program: Program, frame: Frame) -> Program:
+        """The program with every router step followed by the trace's choice."""
         steps = list(program.steps)
         routers = [i for i, step in enumerate(steps) if step.name == "router"]
         if len(routers) != len(self._ids_PK):

@@ -49,6 +49,8 @@ class DeviceVariant:
     """Of ``DeviceService.defer_below``; None: no row is late."""
     tail_rank: int = 0
     """A missed expert held at this rank or behind by every token is skipped; 0: none."""
+    last: tuple[Callable[[Program, GpuFrame], Program], ...] = ()
+    """Changes of the steps as they run, fused, with or without the host: measurements."""
 
 
 PLAIN = DeviceVariant()
@@ -266,6 +268,8 @@ class DeviceRunner:
             built = transform(built, frame, meeting)
         check(built.program)
         program = fuse(built.program, built.fusions)
+        for change in variant.last:
+            program = change(program, frame)
         check(program)
         steps = eager(program)
 

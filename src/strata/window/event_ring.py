@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from strata.core.log import LOG
 from strata.memory.frame import Frame
@@ -47,10 +46,8 @@ class EventRing:
         self.add(f"FAILED ({type(why).__name__})")
         LOG.error("verify trace: %s\n%s", why, "\n".join(self.lines()))
 
-    def __call__(self, program: Any, frame: Frame, *_: object) -> Any:
+    def __call__(self, program: Program, frame: Frame) -> Program:
         """The program whose rings and waits are noted, and whose failures are written out."""
-        if not isinstance(program, Program):
-            return program  # a device's steps run inside a graph: its host loop adds the events
         steps = list(program.steps)
         last = max(i for i, step in enumerate(steps) if step.stream != "host")
         for i, step in enumerate(steps):

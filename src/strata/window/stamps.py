@@ -11,10 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from strata.memory.frame import Frame
 from strata.models.spec import AttentionSpec, GdnSpec, MixerSpec, ModelSpec, MoeSpec
@@ -33,6 +35,10 @@ FAST_SIDE = ("shared_expert", "gpu_rows", "add_cpu_rows", "combine", "ffn_write"
 class StepClock(Protocol):
     """Stamps of one window. ``stamp(0)`` is its beginning."""
 
+    recorded: bool
+    """Whether stamps are nodes of a graph, so that ``stamp`` runs when it is recorded and not when
+    it is replayed: ``StepTimes.ended`` must be told then."""
+
     def stamp(self, i: int) -> None:
         """Note the time; called where the window runs or is recorded."""
         ...
@@ -44,6 +50,8 @@ class StepClock(Protocol):
 
 class HostClock:
     """Stamps by the host's own clock: right where steps run one after another on the CPU."""
+
+    recorded = False
 
     def __init__(self, n: int) -> None:
         self._at = np.zeros(n)
@@ -57,10 +65,30 @@ class HostClock:
         return self._at
 
 
+class EventClock:
+    """Stamps by events of a CUDA stream, which graphs record as nodes."""
+
+    recorded = True
+
+    def __init__(self, n: int) -> None:
+        make = partial(torch.cuda.Event, enable_timing=True, external=True)
+        self._events = [make() for _ in range(n)]
+
+    def stamp(self, i: int) -> None:
+        """Record the event."""
+        self._events[i].record(torch.cuda.current_stream())
+
+    def seconds(self) -> npt.NDArray[np.float64]:
+        """The stamps of the last replay, after the first one; the stream must be done."""
+        first = self._events[0]
+        return np.array([first.elapsed_time(event) for event in self._events]) / 1e3
+
+
 @dataclass
 class _Stamped:
     steps: tuple[tuple[str, int], ...]
     clock: StepClock
+    n_tokens: int
     fresh: bool = False
 
 
@@ -74,16 +102,11 @@ class StepTimes:
     n_windows: int = 0
     _stamped: list[_Stamped] = field(default_factory=list)
 
-    def __call__(self, program: Any, frame: Frame, *_: object) -> Any:
+    def __call__(self, program: Program, frame: Frame) -> Program:
         """The program with a stamp behind every step."""
-        if not isinstance(program, Program):
-            return replace(program, program=self._of(program.program))
-        return self._of(program)
-
-    def _of(self, program: Program) -> Program:
         own = [step for step in program.steps if step.stream == "main"]
         clock = self.make_clock(len(own) + 1)
-        window = _Stamped(tuple((s.name, s.layer) for s in own), clock)
+        window = _Stamped(tuple((s.name, s.layer) for s in own), clock, program.n_tokens)
         self._stamped.append(window)
         number = {step.id: i + 1 for i, step in enumerate(own)}
         return program.edited(
@@ -95,8 +118,9 @@ class StepTimes:
         launch, stamp = step.launch, window.clock.stamp
 
         def first() -> None:
-            self.fold()
-            window.fresh = True
+            if not window.clock.recorded:
+                self.fold()
+                window.fresh = True
             stamp(0)
             launch()
             stamp(1)
@@ -106,6 +130,14 @@ class StepTimes:
             stamp(i)
 
         return replace(step, launch=first if i == 1 else run)
+
+    def ended(self, n_tokens: int) -> None:
+        """A recorded window of so many tokens was replayed: its stamps are new."""
+        for window in self._stamped[::-1]:
+            if window.n_tokens == n_tokens:
+                window.fresh = True
+                break
+        self.fold()
 
     def fold(self) -> None:
         """Add the window that ended last to the sums."""
