@@ -41,6 +41,10 @@ class GpuGdn:
             spec.head_order,
             spec.output_gate,
         )
+        # the last program of a head to finish makes its norm, found by a counter
+        self._done = torch.zeros(
+            spec.n_v_heads, dtype=torch.int32, device=self._weights.norm_V.device
+        )
         self._n_channels = 2 * spec.n_k_heads * spec.k_dim + spec.n_v_heads * spec.v_dim
 
     def buffers(self) -> Mapping[str, BufferSpec]:
@@ -110,6 +114,7 @@ class GpuGdn:
             frame.state.tensor(self.layer, "conv"),
             frame.state.both(self.layer, "recurrent"),
             frame.state.which,
+            self._done,
         )
         call, n = (replay, frame.n_accepted) if replayed else (window, frame.n_tokens)
         call(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from strata.core.errors import UnsupportedError
 from strata.kernels.gpu_weight import GpuWeight
 from strata.memory.frame import BufferSpec, Frame
 from strata.memory.state import StateSpec
@@ -19,6 +18,7 @@ from strata.models.gpu.attention import GpuAttention
 from strata.models.gpu.ffn import GpuDense, GpuMoe
 from strata.models.gpu.frame import DeviceState, GpuFrame
 from strata.models.gpu.gdn import GpuGdn
+from strata.models.gpu.mla import GpuMla
 from strata.models.gpu.ngram import GpuNgram
 from strata.models.gpu.residual import GpuResidual
 from strata.models.gpu.roles import GpuRoles
@@ -26,7 +26,7 @@ from strata.models.gpu.rows import products, rows_of
 from strata.models.parts import Part
 from strata.models.spec import AttentionSpec, GdnSpec, ModelSpec, MoeSpec
 
-GpuMixer = GpuAttention | GpuGdn
+GpuMixer = GpuAttention | GpuGdn | GpuMla
 NgramRows = Callable[[Sequence[int], Sequence[int]], torch.Tensor]
 """(previous tokens, tokens) -> rows f32 [T, width] on the host."""
 
@@ -105,7 +105,7 @@ def build_gpu_network(
     device: torch.device,
     ngram_rows: Mapping[int, NgramRows],
 ) -> GpuNetwork:
-    """Build every part. UnsupportedError for a mixer that has no GPU kernels."""
+    """Build every part."""
     mixers: list[GpuMixer] = []
     ffns: list[GpuMoe | GpuDense] = []
     ngrams: dict[int, GpuNgram] = {}
@@ -118,9 +118,8 @@ def build_gpu_network(
                 GpuAttention(index, mixer, spec.norm_eps, own, kv_dtype, context_tokens, device)
             )
         else:
-            raise UnsupportedError(
-                f"{spec.family}: layer {index} has latent attention, which this version runs on "
-                f"the CPU only; pass --device cpu"
+            mixers.append(
+                GpuMla(index, mixer, spec.norm_eps, own, kv_dtype, context_tokens, device)
             )
         if isinstance(layer.ffn, MoeSpec):
             ffns.append(GpuMoe(index, layer.ffn, own))
