@@ -16,6 +16,7 @@ import torch
 
 pytest.importorskip("triton")
 
+import strata
 from strata.bench.arms import with_steps
 from strata.bench.layers import time_layers
 from strata.bench.routing import Locality, Replay, made_up_trace
@@ -23,7 +24,8 @@ from strata.engine.adaptive import adapting
 from strata.window.stamps import EventClock, StepTimes
 from tests.engine.test_device_engine import INTERPRETED, on_device
 
-PATH = Path(__file__).parent.parent / "fixtures" / "qwen3_moe" / "bf16.gguf"
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+PATH = FIXTURES / "qwen3_moe" / "bf16.gguf"
 N_PAIRS = 24
 """(layer, expert) pairs of the model."""
 needs_gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -99,3 +101,18 @@ def test_a_recorded_window_tells_its_times(cache: int) -> None:
         assert dataclasses.replace(variant) == variant
     finally:
         engine.close()
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_an_answers_report_tells_step_times_and_decode_timing() -> None:
+    """The settings as a user gives them: 4 windows of one token (the last is read too)."""
+    path = FIXTURES / "qwen4_exp" / "bf16.gguf"
+    given = {"verify_profile": True, "decode_timing": True, "verify_trace": True}
+    with strata.load(path, device="cuda", context=64, expert_cache=3, **given) as model:
+        answer = model.generate([3, 4, 5], max_tokens=4)
+        list(answer)
+        lines = answer.report.lines()
+        assert any("GDN layers: " in x and "over 4 windows" in x for x in lines)
+        assert any(x.startswith("decode timing: 4 windows") for x in lines)
+        assert any("verify-trace: off here" in x for x in model.report)

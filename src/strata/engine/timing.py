@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 from strata.core.types import Place
 from strata.engine.draft import Drafter
 from strata.engine.engine import Engine
 from strata.engine.session import EngineLike, Logits
-from strata.window.stamps import WAITS, StepTimes
+from strata.window.run import WindowRunner
+from strata.window.stamps import WAITS, EventClock, HostClock, StepTimes
 
 
 class RequestNotes:
@@ -25,10 +27,12 @@ class RequestNotes:
         self._engine = engine
         self._spent = _Spent()
         self._timed = engine.settings.decode_timing
+        replayed = measure_on_device(engine)
         self.engine: EngineLike = engine
         self.drafter: Drafter = drafter
+        if self._timed or replayed is not None:
+            self.engine = cast(EngineLike, TimedEngine(engine, self._spent, replayed))
         if self._timed:
-            self.engine = cast(EngineLike, TimedEngine(engine, self._spent))
             self.drafter = TimedDrafter(drafter, self._spent)
 
     def __call__(self) -> list[str]:
@@ -73,8 +77,29 @@ class RequestNotes:
 
 def profile_of(engine: Engine) -> StepTimes | None:
     """The step times of an engine that measures them."""
-    transforms: Sequence[object] = engine.runner.variant.transforms
-    return next((t for t in transforms if isinstance(t, StepTimes)), None)
+    variant = engine.runner.variant
+    changes = (*variant.transforms, *getattr(variant, "last", ()))
+    return next((t for t in changes if isinstance(t, StepTimes)), None)
+
+
+def measure_on_device(engine: Engine) -> StepTimes | None:
+    """Let a device's windows measure their steps, if asked to; None elsewhere. The device's
+    variants are no part of the table of ``engine/variants.py``."""
+    settings, runner = engine.settings, engine.runner
+    if isinstance(runner, WindowRunner):
+        return None
+    if settings.verify_trace:
+        engine.report.append(
+            "verify-trace: off here: rings are answered by native code; the error of a stall names "
+            "the layer"
+        )
+    if not settings.verify_profile:
+        return None
+    compiled = runner.network.device.type == "cuda"
+    times = StepTimes(engine.spec, EventClock if compiled else HostClock)
+    changes = (*runner.variant.last, times)
+    runner.variant = replace(runner.variant, name=f"{runner.variant.name} timed", last=changes)
+    return times if compiled else None
 
 
 def _rows_by_place(engine: Engine) -> dict[Place, int]:
@@ -99,8 +124,8 @@ class _Spent:
 class TimedEngine:
     """An engine for sessions, with the clock running in windows and commits."""
 
-    def __init__(self, engine: Engine, spent: _Spent) -> None:
-        self._engine, self._spent = engine, spent
+    def __init__(self, engine: Engine, spent: _Spent, replayed: StepTimes | None = None) -> None:
+        self._engine, self._spent, self._replayed = engine, spent, replayed
 
     def __getattr__(self, name: str) -> object:
         """Whatever else a session asks of an engine."""
@@ -137,6 +162,8 @@ class TimedEngine:
         start = time.perf_counter()
         rows = self._engine.run_window(tokens)
         self._spent.run_s += time.perf_counter() - start
+        if self._replayed is not None:
+            self._replayed.ended(len(tokens))
         for place, n in _rows_by_place(self._engine).items():
             self._spent.rows[place] = self._spent.rows.get(place, 0) + n - before.get(place, 0)
         self._spent.windows += 1
