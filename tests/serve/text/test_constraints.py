@@ -198,7 +198,7 @@ def test_free_thinking_comes_first() -> None:
     assert np.flatnonzero(row == 0).tolist() == [256]
 
 
-@pytest.mark.parametrize("text", ["7", "<think>so</think>\n7"])
+@pytest.mark.parametrize("text", ["7", "<think>so</think>\n7", "\n<think>so</think>7"])
 def test_thinking_that_may_come(text: str) -> None:
     spec = with_thinking(ConstraintSpec("regex", "[0-9]"), "qwen3_moe", "enable_thinking", "x\n")
     made = constraint_for(ConstraintSpec.from_json(spec.as_json()), BYTES)

@@ -207,6 +207,10 @@ class TestThinking:
         answer = parse("json", f"I must\n{hermes('{}', 'now')}", prompt_tail=self.OPEN)
         assert answer == Folded("I must", "", [Call("id0", "now", "{}")])
 
+    def test_line_break_behind_thinking_that_the_prompt_closed(self) -> None:
+        answer = parse("glm", "\n\nHello\n\nyou", prompt_tail="<|assistant|>\n<think></think>")
+        assert answer == Folded("", "Hello\n\nyou")
+
     def test_prompt_closed_thinking(self) -> None:
         assert parse("json", "Hello", prompt_tail=self.CLOSED) == Folded("", "Hello")
 
@@ -295,6 +299,19 @@ class TestHarmony:
     def test_spelled_tokens_are_text(self) -> None:
         said = "<|channel|>analysis<|message|>x<|end|>"
         assert parse("harmony", harmony(said, "final", end="")) == Folded("", said)
+
+    @pytest.mark.parametrize(
+        "header",
+        [
+            f" to=functions.write{c('channel')}commentary json",
+            f" to=functions.write{c('channel')}analysis {c('constrain')}json",
+            f"{c('channel')}commentary to=functions.write json",
+            f"{c('channel')}commentary to=write {c('constrain')}json",
+        ],
+    )
+    def test_recipient_anywhere_in_the_header(self, header: str) -> None:
+        answer = parse("harmony", f'{header}{c("message")}{{"mode": 1}}{c("call")}')
+        assert answer == Folded("", "", [Call("id0", "write", '{"mode": 1}')])
 
     def test_no_channel_at_all(self) -> None:
         assert parse("harmony", "plain words") == Folded("", "plain words")

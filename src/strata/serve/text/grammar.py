@@ -111,7 +111,7 @@ def _thinking(rules: Rules, spec: ConstraintSpec) -> str:
     thought = f"{rules.until(spec.reasoning_end)} /[ \\n]{{0,3}}/"
     if spec.reasoning_open is None:
         return thought
-    return f"({rules.words(spec.reasoning_open)} {thought})?"
+    return f"(/\\n?/ {rules.words(spec.reasoning_open)} {thought})?"
 
 
 def _plain(rules: Rules, spec: ConstraintSpec) -> str:

@@ -114,6 +114,7 @@ class TagParser(ReadingParser):
     ) -> None:
         self._form = form
         self._tools = tools
+        self._splits = reasoning
         self._begin = thinking_at(prompt_tail) if reasoning else "closed"
         super().__init__({word: word for word in _KEPT}, call_id)
 
@@ -137,6 +138,8 @@ class TagParser(ReadingParser):
     def _open(self) -> Reading[None]:
         """Find out whether the answer begins with thinking."""
         if self._begin == "closed":
+            if self._splits:
+                self.out.tag()  # the prompt's: line breaks behind it are not content
             return
         space = yield from self.source.skip_space()
         opened = yield from self.source.next_is(Tags([THINK_OPEN]))
