@@ -48,12 +48,22 @@ def measure_bandwidths(workers: int, device: str) -> Bandwidths:
     if device != "cuda":
         return Bandwidths(host)
     gpu = torch.device("cuda")
+    of_gpu, (link, both) = _of_memory(gpu), _of_link(workers, gpu)
+    torch.cuda.empty_cache()  # the model is loaded next
+    return Bandwidths(host, of_gpu, link, both)
+
+
+def _of_memory(gpu: torch.device) -> float:
     data = torch.ones(_GPU_BYTES // 4, device=gpu)
-    of_gpu = _GPU_BYTES / _best(lambda: data.sum(), gpu)
+    return _GPU_BYTES / _best(lambda: data.sum(), gpu)
+
+
+def _of_link(workers: int, gpu: torch.device) -> tuple[float, float]:
+    """Of the link alone, and of CPU and link together."""
     pinned = torch.empty(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
     target = torch.empty_like(pinned, device=gpu)
     link = _LINK_BYTES / _best(lambda: target.copy_(pinned, non_blocking=True), gpu)
-    return Bandwidths(host, of_gpu, link, _together(workers, pinned, target))
+    return link, _together(workers, pinned, target)
 
 
 def _best(run: Callable[[], object], gpu: torch.device, n: int = 5) -> float:

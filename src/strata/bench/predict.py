@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 
 from strata.bench.arms import with_steps
 from strata.bench.layers import PoolTimes
@@ -26,10 +27,13 @@ from strata.bench.prompts import random_prompt
 from strata.bench.routing import Locality, Replay, made_up_trace, moe_layers
 from strata.bench.slices import depths, slice_of
 from strata.bench.traffic import Traffic, traffic_of
+from strata.core.settings import SETTINGS
 from strata.core.settings_load import Effective
 from strata.engine.build import Ready, build
 from strata.engine.checkpoint_plan import understand
 from strata.engine.engine import Engine
+from strata.experts.store import stride_of
+from strata.memory.budget import GIB
 from strata.models.spec import ModelSpec, MoeSpec
 from strata.window.run import WindowRunner
 
@@ -130,16 +134,20 @@ def predict(
     pool = large.expert_bytes / large.pool_s if large.pool_s else bandwidths.host
     hit_rate = _hit_rate(ready, locality)
     host_bytes = traffic.routed_bytes * (1 - hit_rate)
-    link = min(max(settings.pcie_frac, 0.0), 1.0) if settings.device == "cuda" else 0.0
+    fixed = _fixed(spec, small, large, pool)
+    link = 0.0
+    if settings.device == "cuda":
+        share = bandwidths.link / (bandwidths.link + pool)
+        link = share if settings.pcie_frac < 0 else settings.pcie_frac
+        if small.pool_s:  # its slices had no cached experts to compute
+            fixed += traffic.routed_bytes * hit_rate / bandwidths.gpu
     return Prediction(
-        _fixed(spec, traffic, small, large, pool), host_bytes, link, pool, bandwidths, hit_rate,
+        fixed, host_bytes, link, pool, bandwidths, hit_rate,
         (small, large), whole[0] if whole else None,
     )  # fmt: skip
 
 
-def _fixed(
-    spec: ModelSpec, traffic: Traffic, small: SliceTime, large: SliceTime, pool: float
-) -> float:
+def _fixed(spec: ModelSpec, small: SliceTime, large: SliceTime, pool: float) -> float:
     """G: windows of both slices without their experts, carried on to all layers."""
     base = small.window_s - small.expert_bytes / pool
     period = large.n_layers - small.n_layers
@@ -184,8 +192,11 @@ def _load_slice(ready: Ready, asked: Effective, n_layers: int) -> tuple[Engine, 
         "adapt_swaps": 0, "device": settings.device,
         "expert_layout": "tiles" if tiles else "native",
     }  # fmt: skip
+    of = understand(checkpoint)
+    if settings.device == "cuda" and _slots(ready) >= ready.plan.n_pairs:
+        changes["expert_cache"] = of.n_pairs
     slim = Effective(replace(asked.settings, **changes), asked.sources)
-    traffic = traffic_of(understand(checkpoint))
+    traffic = traffic_of(of)
     # build opens whatever names a model; an open checkpoint names itself
     return build(cast(Path, checkpoint), slim), traffic
 
@@ -236,7 +247,7 @@ class SliceWindows:
         """What was measured. The faster half counts: others use the machine too."""
         pool = sum(self._pool.ms(layer, QUANTILE) for layer in self._layers) / 1e3
         window = float(np.quantile(self._seconds, QUANTILE))
-        n_bytes = float(self._traffic.routed_bytes)
+        n_bytes = float(self._traffic.routed_bytes) if pool else 0.0
         return SliceTime(self.engine.spec.n_layers, window, pool, n_bytes)
 
     def _windows(self, n: int) -> list[float]:
@@ -251,11 +262,30 @@ class SliceWindows:
         return found
 
 
+def _slots(ready: Ready) -> int:
+    """Experts that the fast tier will hold; auto is what the GPU's free memory leaves room for."""
+    pairs, asked = ready.plan.n_pairs, ready.settings.expert_cache
+    if asked != SETTINGS["expert_cache"].auto:
+        return min(asked, pairs)
+    strides = [stride_of(entry[0]) for entry in ready.plan.shapes if entry is not None]
+    if ready.settings.device != "cuda" or not strides:
+        return 0
+    free = int(torch.cuda.mem_get_info()[0])
+    if ready.settings.vram_gb:
+        free = min(free, int(ready.settings.vram_gb * GIB))
+    others = sum(
+        line.n_bytes
+        for line in ready.memory.entries
+        if line.tier == "vram" and not line.owner.startswith("fast tier")
+    )
+    return max(0, min(pairs, (free - others - GIB) // max(strides)))
+
+
 def _hit_rate(ready: Ready, locality: Locality) -> float:
     """Share of a token's experts in the fast tier, filled with what a trace uses most."""
     settings, spec = ready.settings, ready.plan.spec
     layers, pairs = moe_layers(spec), ready.plan.n_pairs
-    slots = min(settings.expert_cache, pairs)
+    slots = _slots(ready)
     if settings.device != "cuda" or slots <= 0 or not layers:
         return 0.0
     if slots == pairs:

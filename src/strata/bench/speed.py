@@ -35,6 +35,7 @@ from strata.core.settings import SETTINGS
 from strata.core.settings_load import Effective
 from strata.engine.checkpoint_plan import understand
 from strata.engine.draft import build_drafter
+from strata.engine.machine import probe
 from strata.engine.model import Model, load_effective
 from strata.models.spec import ModelSpec, MoeSpec
 from strata.models.synthetic import is_synthetic, open_model
@@ -65,6 +66,14 @@ class Options:
     layers: bool = True
 
 
+@dataclass(frozen=True)
+class Costs:
+    """What the model moves, and what the machine can."""
+
+    traffic: Traffic
+    bandwidths: Bandwidths
+
+
 @dataclass
 class Outcome:
     """Records of all arms and lines for people."""
@@ -81,11 +90,18 @@ def run_speed(options: Options, asked: Effective, say: Say) -> Outcome:
         traffic = traffic_of(understand(checkpoint))
     finally:
         checkpoint.close()
+    # before a model fills the GPU's memory
+    machine = probe()
+    workers = asked.settings.workers or machine.cpu_cores
+    wanted = asked.settings.device
+    on_gpu = wanted == "cuda" or (wanted == "auto" and machine.gpu is not None)
+    bandwidths = measure_bandwidths(workers, "cuda" if on_gpu else "cpu")
+    say(bandwidths.line())
     outcome = Outcome()
     for arms in _groups(options, asked):
         base = asked if len(arms) > 1 else arms[0].asked(asked)
         with load_effective(options.model, base) as model:
-            _measure(options, arms, model, traffic, outcome, say)
+            _measure(options, arms, model, Costs(traffic, bandwidths), outcome, say)
     return outcome
 
 
@@ -118,14 +134,12 @@ def _measure(
     options: Options,
     arms: Sequence[Arm],
     model: Model,
-    traffic: Traffic,
+    costs: Costs,
     outcome: Outcome,
     say: Say,
 ) -> None:
     """All arms of one engine."""
     engine, device = model.engine, model.settings.device
-    bandwidths = measure_bandwidths(model.settings.workers, device)
-    say(bandwidths.line())
     plan = Plan(
         _prompts(options, model, say), options.tokens, options.rounds, options.window,
         options.accept,
@@ -147,8 +161,8 @@ def _measure(
         result = measure_arms(decoder, variants, say)
     for arm in arms:
         times = _times(options, decoder, variants[arm.name], result, arm.name)
-        facts = _facts(options, model, traffic, bandwidths, trace)
-        facts |= _limits(result, arm.name, traffic, bandwidths, device)
+        facts = _facts(options, model, costs, trace)
+        facts |= _limits(result, arm.name, costs, device)
         facts |= {"arm_settings": dict(arm.changes), "vram_peak_bytes": vram.n_bytes}
         if times is not None:
             facts["layers"] = [vars(t) for t in times.layers]
@@ -225,12 +239,10 @@ def _times(
     return time_layers(decoder.engine, variant, run, on_time)
 
 
-def _limits(
-    result: Measured, arm: str, traffic: Traffic, bandwidths: Bandwidths, device: str
-) -> Record:
+def _limits(result: Measured, arm: str, costs: Costs, device: str) -> Record:
     usage = result.usage[arm]
     mean = {place: n / max(1, usage.windows) for place, n in usage.distinct.items()}
-    limit = limit_of(traffic, mean, bandwidths, device)
+    limit = limit_of(costs.traffic, mean, costs.bandwidths, device)
     return {
         "fast_bytes_window": limit.fast_bytes,
         "host_bytes_window": limit.host_bytes,
@@ -239,9 +251,7 @@ def _limits(
     }
 
 
-def _facts(
-    options: Options, model: Model, traffic: Traffic, bandwidths: Bandwidths, trace: Ids | None
-) -> Record:
+def _facts(options: Options, model: Model, costs: Costs, trace: Ids | None) -> Record:
     """What the numbers hold for."""
     settings = model.settings
     changed = {
@@ -264,9 +274,9 @@ def _facts(
         "locality": locality,
         "window": [options.window, options.accept] if options.window else settings.spec,
         "tokens": options.tokens,
-        "dense_bytes": traffic.dense_bytes,
-        "all_expert_bytes": traffic.all_expert_bytes,
-        "bandwidths": vars(bandwidths),
+        "dense_bytes": costs.traffic.dense_bytes,
+        "all_expert_bytes": costs.traffic.all_expert_bytes,
+        "bandwidths": vars(costs.bandwidths),
         "version": __version__,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
