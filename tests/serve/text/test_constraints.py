@@ -6,6 +6,8 @@ Expectations: the places are JSON pointers written by hand; calls are read back 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,13 @@ from strata.serve.text.specs import ConstraintSpec
 from tests.serve.text.kit import HINTS, TOOLS, parse
 
 STRING = {"type": "string"}
+
+
+def m(*names: str) -> str:
+    """Control tokens as parsers see them."""
+    return "".join(f"\ufdd0{name}\ufdd1" for name in names)
+
+
 DEFS = {"$defs": {"a": {"type": "string", "format": "zonk"}}}
 
 
@@ -159,20 +168,67 @@ def test_required_calls_are_read_back_and_validate(form: str, only: str | None) 
     assert n_ended >= 3
 
 
+def admits(spec: ConstraintSpec, text: str, ends: bool = True) -> bool:
+    """Whether the grammar admits the text, control tokens marked, (and ends there)."""
+    made = constraint_for(spec, BYTES)
+    names = {BYTES.token_bytes(i).decode(): i for i in range(256, BYTES.n_vocab)}
+    for part in re.split("(\ufdd0.*?\ufdd1)", text):
+        plain = part.strip("\ufdd0\ufdd1")
+        for token in [names[plain]] if part != plain else part.encode():
+            made.mask(row := np.zeros(BYTES.n_vocab))
+            if row[token] != 0:
+                return False
+            made.accept(token)
+    made.mask(row := np.zeros(BYTES.n_vocab))
+    return bool(row[256] == 0) if ends else True
+
+
+NOTE = "two\nlines, and </tool> <x>\n"
+NOTES = {
+    "json": '<tool_call>\n{"name": "note", "arguments": '
+    '{"text": "two\\nlines", "n": 1}}\n</tool_call>',
+    "qwen": "<tool_call>\n<function=note>\n<parameter=text>\n" + NOTE + "\n</parameter>\n"
+    "<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>note\n<arg_key>text</arg_key>\n<arg_value>" + NOTE + "</arg_value>\n"
+    "<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "deepseek": m("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>") + "note"
+    + m("<｜tool▁sep｜>") + '{"text": "two", "n": 1}' + m("<｜tool▁call▁end｜>")
+    + m("<｜tool▁calls▁end｜>"),
+    "harmony": m("<|channel|>") + "commentary to=functions.note " + m("<|constrain|>") + "json"
+    + m("<|message|>") + '{"text": "two", "n": 1}',
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("form", HINTS)
-def test_calls_that_may_lack_still_validate(form: str) -> None:
+def test_strict_tools_may_be_called_or_not(form: str) -> None:
     family, hint = HINTS[form]
-    tool = {
-        "name": "write",
-        "parameters": {"properties": {"k": {"enum": ["a"]}}, "required": ["k"]},
+    schema = {
+        "properties": {"text": {"type": "string"}, "n": {"type": "integer"}},
+        "required": ["text", "n"],
     }
+    tool = {"name": "note", "parameters": schema, "strict": True}
     value = {"tools": [tool], "required": False, "family": family, "template_hint": hint}
     spec = ConstraintSpec("tool_calls", value, HARMONY_END if form == "harmony" else None)
+    must = replace(spec, value={**value, "required": True})
     check_constraint(spec)
-    answers = [written(constraint_for(spec, BYTES), seed, form) for seed in range(4)]
-    for text in filter(None, answers):
-        for call in parse(form, text, tools=TOOLS).calls:
-            assert (call.name, call.value) == ("write", {"k": "a"})
+    call = NOTES[form]
+    said = "I <b>look</b>.\nWell.\n"
+    if form == "harmony":
+        channel = [m("<|channel|>"), m("<|message|>")]
+        thought = f"{channel[0]}analysis{channel[1]}hm{m('<|end|>')}{m('<|start|>')}assistant"
+        said = f"{thought}{channel[0]}final{channel[1]}{said}"
+        assert admits(spec, said) and admits(spec, thought + call)
+        assert admits(must, thought + call) and not admits(must, said)
+    else:
+        assert admits(spec, said) and admits(spec, said + call) and admits(spec, call)
+        assert admits(must, call) and not admits(must, said)
+        if form != "deepseek":
+            assert admits(spec, f"{said}{call}\n{call}")
+    assert parse(form, call, tools=TOOLS).calls[0].value["n"] == 1
+    assert not admits(spec, call.replace("1", "x", 1))
+    assert not admits(spec, call.replace("note", "nope", 1))
+    once = replace(spec, value={**value, "parallel": False})
+    assert form == "harmony" or not admits(once, f"{call}\n{call}")
 
 
 def test_strict_tools_refuse_what_their_format_cannot_hold() -> None:

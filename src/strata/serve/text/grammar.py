@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from strata.core.errors import InputError, UnsupportedError
@@ -63,12 +65,11 @@ class Rules:
 
     def until(self, text: str) -> str:
         """Free text up to and with ``text``, or up to the control token that it begins with."""
-        first = next(part for part in _CONTROL.split(text) if part)
-        if self._is_control(first):
-            return f"{self.rule('/(?s:.*)/')} {self.words(text)}"
-        return self.rule(f"/(?s:.*){_regex(first)}/", lazy=True) + (
-            f" {self.words(text[len(first) :])}" if text != first else ""
-        )
+        parts = [part for part in _CONTROL.split(text) if part]
+        plain = "".join(takewhile(lambda part: not self._is_control(part), parts))
+        free = self.rule(f"/(?s:.*){_regex(plain)}/", lazy=bool(plain))
+        rest = text.removeprefix(plain)
+        return f"{free} {self.words(rest)}" if rest else free
 
     def json(self, schema: Any, style: Mapping[str, Any]) -> str:
         """JSON that a schema admits."""
@@ -135,33 +136,27 @@ def _slashes(pattern: str) -> str:
 
 
 def _calls(rules: Rules, spec: ConstraintSpec) -> str:
-    """Answers that are calls of tools; with required false, text with any number of calls."""
+    """Answers that are calls of tools; with required false, text and then maybe calls."""
     asked: Mapping[str, Any] = spec.value
     tools = [t for t in asked["tools"] if asked.get("only") in (None, t["name"])]
     if not tools:
         raise InputError("a call is asked for but no tool may be called")
     form = call_format(asked.get("family", ""), asked.get("template_hint", ""))
-    write = _WRITERS[form]
-    call = rules.any_of([write(rules, tool, asked) for tool in tools])
-    before, between, after = (rules.words(text) for text in _AROUND[form])
-    several = asked.get("parallel", True) and asked.get("only") is None and form != "harmony"
-    calls = (
-        f"{before} {call} ({between} {call})* {after}" if several else f"{before} {call} {after}"
-    )
+    frame = _FRAMES[form]
+    call = rules.any_of([frame.write(rules, tool, asked) for tool in tools])
+    several = asked.get("parallel", True) and asked.get("only") is None and frame.again is not None
+    more = f"(/\\n?/ {rules.words(frame.again or '')} {call})*" if several else ""
+    calls = rules.rule(f"{call} {more} {rules.words(frame.end)}")
+    first = rules.words(frame.first)
     if asked.get("required", True):
-        return calls
-    return _text_or(rules, form, calls, several, call)
-
-
-def _text_or(rules: Rules, form: str, calls: str, several: bool, call: str) -> str:
-    """Text, then maybe calls; the text holds no tag that opens a call."""
+        return f"{first} {calls}"
     if form == "harmony":
-        final = rules.words("<|channel|>final<|message|>")
-        return f"({rules.rule(f'{final} /(?s:.*)/')} | {rules.rule(calls)})"
-    opens = _OPENS[form]
-    rules.lines.append(f"TEXT: /(?s:.*)/ & ~/(?s:.*){_regex(opens)}(?s:.*)/")
-    text = "/(?s:.*)/" if rules.words(opens) == opens else "TEXT"
-    return f"{text} ({rules.rule(calls)})?"
+        final = rules.words(HARMONY_END)
+        return f"({final} /(?s:.*)/ | {first} {calls})"
+    if not first.startswith('"'):  # a control token: no text can hold it
+        return f"/(?s:.*)/ ({first} {calls})?"
+    rules.lines.append(f"TEXT: /(?s:.*)/ & ~/(?s:.*){_regex(frame.first)}(?s:.*)/")
+    return f"(TEXT | {rules.until(frame.first)} {calls})"
 
 
 def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,12 +167,12 @@ def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json_call(rules: Rules, tool: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    head = _quoted(f'<tool_call>\n{{"name": {_quoted(tool["name"])}, "arguments": ')
+    head = _quoted(f'\n{{"name": {_quoted(tool["name"])}, "arguments": ')
     return f"{head} {rules.json(_schema(tool), _ONE_LINE)} {_quoted(_JSON_END)}"
 
 
 def _harmony_call(rules: Rules, tool: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    head = f"<|channel|>commentary to=functions.{tool['name']} <|constrain|>json<|message|>"
+    head = f"commentary to=functions.{tool['name']} <|constrain|>json<|message|>"
     return f"{rules.words(head)} {rules.json(_schema(tool), _ONE_LINE)}"
 
 
@@ -187,22 +182,22 @@ def _deepseek_call(rules: Rules, tool: Mapping[str, Any], asked: Mapping[str, An
     name = (
         f"function<｜tool▁sep｜>{tool['name']}\n```json\n"
         if fenced
-        else (f"{tool['name']}<｜tool▁sep｜>")
+        else f"{tool['name']}<｜tool▁sep｜>"
     )
     end = "\n```<｜tool▁call▁end｜>" if fenced else "<｜tool▁call▁end｜>"
-    return f"{rules.words('<｜tool▁call▁begin｜>' + name)} {arguments} {rules.words(end)}"
+    return f"{rules.words(name)} {arguments} {rules.words(end)}"
 
 
 def _qwen_call(rules: Rules, tool: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     pairs = _pairs(rules, tool, "<parameter={}>\n", "\n</parameter>\n")
-    head = rules.words(f"<tool_call>\n<function={tool['name']}>\n")
+    head = rules.words(f"\n<function={tool['name']}>\n")
     end = rules.words("</function>\n</tool_call>")
     return f"{head} {pairs} {end}"
 
 
 def _glm_call(rules: Rules, tool: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     pairs = _pairs(rules, tool, "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n")
-    head = rules.words(f"<tool_call>{tool['name']}\n")
+    head = rules.words(f"{tool['name']}\n")
     return f"{head} {pairs} {rules.words('</tool_call>')}"
 
 
@@ -244,24 +239,26 @@ def _value(
     return rules.until(after)
 
 
-_WRITERS: Mapping[str, Callable[[Rules, Mapping[str, Any], Mapping[str, Any]], str]] = {
-    "json": _json_call,
-    "qwen": _qwen_call,
-    "glm": _glm_call,
-    "deepseek": _deepseek_call,
-    "harmony": _harmony_call,
-}
-_AROUND: Mapping[str, tuple[str, str, str]] = {
-    "json": ("", "\n", ""),
-    "qwen": ("", "\n", ""),
-    "glm": ("", "\n", ""),
-    "deepseek": ("<｜tool▁calls▁begin｜>", "\n", "<｜tool▁calls▁end｜>"),
-    "harmony": ("", "", ""),
-}
-"""What stands before all calls, between two, and behind them."""
-_OPENS: Mapping[str, str] = {
-    "json": "<tool_call>",
-    "qwen": "<tool_call>",
-    "glm": "<tool_call>",
-    "deepseek": "<｜tool▁calls▁begin｜>",
+@dataclass(frozen=True)
+class _Frame:
+    """How a format frames calls. write: a call behind what opens it. first: opens the first call;
+    again: a further one, None where an answer holds only one; end: behind the last."""
+
+    write: Callable[[Rules, Mapping[str, Any], Mapping[str, Any]], str]
+    first: str
+    again: str | None
+    end: str = ""
+
+
+_FRAMES: Mapping[str, _Frame] = {
+    "json": _Frame(_json_call, "<tool_call>", "<tool_call>"),
+    "qwen": _Frame(_qwen_call, "<tool_call>", "<tool_call>"),
+    "glm": _Frame(_glm_call, "<tool_call>", "<tool_call>"),
+    "deepseek": _Frame(
+        _deepseek_call,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    "harmony": _Frame(_harmony_call, "<|channel|>", None),
 }
