@@ -250,6 +250,12 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert [arm["name"] for arm in report["arms"]] == ["floor", "check", "scale", "defer_cpu=1"]
     assert report["texts"] == [["a.txt", 20]] and report["settings"]["workers"] == "1"
     assert "defer_cpu=1" in shown and "windows of 1, 20 positions" in shown
+    for name, value in (("full KL", "kl"), ("p99", "p99")):
+        table = shown[shown.index(f"\n{name}") :].splitlines()[1:]
+        assert table[0].split() == [*name.split(), "0-7", "8-63", "64-639", "640+", "all"]
+        buckets = report["arms"][3]["buckets"]
+        cells = [f"{bucket[value]:.4f}" for bucket in buckets]
+        assert table[4].split() == ["defer_cpu=1", *cells[:2], "-", "-", cells[-1]]
     pair = [str(saved / "off.npz"), str(saved / "defer_cpu=1.npz")]
     assert cli.main(["quality", "--compare", *pair]) == 0
     line = next(x for x in shown.splitlines() if x.startswith("defer_cpu=1 "))

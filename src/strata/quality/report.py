@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,29 +18,37 @@ MEANINGS = {
 }
 
 
+Cell = Callable[[Bucket], str]
+
+BY_POSITION: Mapping[str, Cell] = {
+    "full KL": lambda b: "-" if b.kl is None else f"{b.kl:.4f}",
+    "top-1": lambda b: f"{100 * b.top1:.2f}%",
+    "perplexity": lambda b: "-" if b.perplexity is None else f"{b.perplexity:.3f}",
+    "p99": lambda b: f"{b.p99:.4f}",
+}
+"""Tables beside that of the mean top-20 KL; p99 is that of the top-20 KL."""
+
+
 def table_lines(arms: Sequence[ArmResult]) -> list[str]:
     """Mean top-20 KL by position, then over all positions the 99th percentile, the KL over the
     whole vocabulary, top-1 agreement, perplexity, and the share of the missed rows that were late
     or skipped."""
-    head = ["arm", *(f"KL {name}" for name in COLUMNS)]
-    head += ["p99", "full KL", "top-1", "perplexity", "moved"]
-    rows = [head, *(_row(arm) for arm in arms)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return _aligned(_main_rows(arms))
+
+
+def position_lines(arms: Sequence[ArmResult]) -> list[str]:
+    """The other measures by position, a table each."""
+    lines: list[str] = []
+    for name, cell in BY_POSITION.items():
+        lines += ["", *_aligned([[name, *COLUMNS], *(_cells(arm, cell) for arm in arms)])]
+    return lines
 
 
 def markdown_lines(arms: Sequence[ArmResult]) -> list[str]:
-    """The same table for documents."""
-    head = ["arm", *(f"KL {name}" for name in COLUMNS)]
-    head += ["p99", "full KL", "top-1", "perplexity", "moved"]
+    """The main table for documents."""
+    head, *rows = _main_rows(arms)
     rule = ["---", *["---:"] * (len(head) - 1)]
-    return ["| " + " | ".join(row) + " |" for row in [head, rule, *(_row(arm) for arm in arms)]]
+    return ["| " + " | ".join(row) + " |" for row in [head, rule, *rows]]
 
 
 def report_lines(report: QualityReport) -> list[str]:
@@ -55,6 +63,8 @@ def report_lines(report: QualityReport) -> list[str]:
         *table_lines(report.arms),
         "",
         "KL(reference || arm) in nats, over the reference's top 20 and the rest, by position",
+        *position_lines(report.arms),
+        "",
     ]
     lines += [f"{name}: {text}" for name, text in MEANINGS.items() if name not in report.missing]
     lines += [f"{name}: not measured: {why}" for name, why in report.missing.items()]
@@ -77,16 +87,34 @@ def _did_anything(arm: ArmResult) -> bool:
     return lossy or not set(arm.settings) & {"defer_cpu", "route_tail_skip"}
 
 
+def _main_rows(arms: Sequence[ArmResult]) -> list[list[str]]:
+    head = ["arm", *(f"KL {name}" for name in COLUMNS), *_WHOLE, "moved"]
+    return [head, *(_row(arm) for arm in arms)]
+
+
+_WHOLE = ("p99", "full KL", "top-1", "perplexity")
+
+
 def _row(arm: ArmResult) -> list[str]:
-    by_name: Mapping[str, Bucket] = {bucket.positions: bucket for bucket in arm.buckets}
-    kls = [f"{by_name[c].kl_top:.4f}" if c in by_name else "-" for c in COLUMNS]
-    whole, moved = arm.all, arm.moved_share()
+    moved = arm.moved_share()
     return [
-        arm.name,
-        *kls,
-        f"{whole.p99:.4f}",
-        "-" if whole.kl is None else f"{whole.kl:.4f}",
-        f"{100 * whole.top1:.2f}%",
-        "-" if whole.perplexity is None else f"{whole.perplexity:.3f}",
+        *_cells(arm, lambda b: f"{b.kl_top:.4f}"),
+        *(BY_POSITION[name](arm.all) for name in _WHOLE),
         "-" if moved is None or not arm.settings else f"{100 * moved:.0f}%",
+    ]
+
+
+def _cells(arm: ArmResult, cell: Cell) -> list[str]:
+    by_name = {bucket.positions: bucket for bucket in arm.buckets}
+    return [arm.name, *(cell(by_name[c]) if c in by_name else "-" for c in COLUMNS)]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
     ]
