@@ -43,6 +43,28 @@ def test_an_engine_for_each_arm(capsys: pytest.CaptureFixture[str]) -> None:
     assert " 0.0%" in table[1] and " 0.0%" not in table[2].split("..")[1][10:45]
 
 
+def test_long_prompts_and_a_recorded_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three prompts of the long length, with room made for them; the trace that the model's own
+    router gave is taken, and one of other sizes refused."""
+    monkeypatch.setattr("strata.cli_bench_speed.LONG_TOKENS", 90)
+    kept, other, file = (str(tmp_path / n) for n in ("t.npy", "o.npy", "r.json"))
+    assert (
+        main(["bench", "cache", PATH, "--device", "cpu", "--tokens", "6", "--save-trace", kept])
+        == 0
+    )
+    words = ["bench", PATH, "--device", "cpu", "--tokens", "3", "--rounds", "1", "--no-layers"]
+    assert main([*words, "--long", "--trace", kept, "--json", file]) == 0
+    (record,) = json.loads(Path(file).read_text())
+    assert [run[2] for run in record["runs"]] == [90, 90, 90]
+    assert record["context"] == 90 + 3 + 16 and record["locality"]["overlap"] >= 0
+    assert main(["bench", "cache", "--layers", "1", "--tokens", "9", "--save-trace", other]) == 0
+    capsys.readouterr()
+    assert main([*words, "--trace", other]) == 2
+    assert "the model has 3 layers of 8 experts" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words, why",
     [

@@ -23,6 +23,13 @@ def test_blocks_have_the_size_asked_for(kind: str) -> None:
     assert abs(values.mean()) < 0.002
 
 
+@pytest.mark.parametrize("kind", ["IQ2_S", "Q4_K", "BF16", "MXFP4"])
+def test_a_longer_pool_begins_like_a_shorter_one(kind: str) -> None:
+    """So a tensor's bytes do not depend on which tensors were read before it."""
+    short, long = random_blocks(kind, 600, 0.02), random_blocks(kind, 900, 0.02)
+    assert np.array_equal(long[:600], short)
+
+
 def test_what_cannot_be_made_up_is_named() -> None:
     with pytest.raises(InputError, match=r"NVFP4 cannot be made up; known: .*Q4_K"):
         random_blocks("NVFP4", 1, 0.02)

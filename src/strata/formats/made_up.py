@@ -134,7 +134,9 @@ def random_blocks(kind: str, n_blocks: int, rms: float, seed: int = 0) -> U8:
         _put_f16(blocks, at, scale)
         _put_f16(blocks, at + 2, minimum)
     else:
-        _put_f16(blocks, at, scale * rng.choice(np.array([-1.0, 1.0], np.float32), n_blocks))
+        # the sign is the block's own, so that a longer pool begins like a shorter one
+        signs = np.where(blocks[:, at] & 1, np.float32(1), np.float32(-1))
+        _put_f16(blocks, at, scale * signs)
     return blocks
 
 
