@@ -6,8 +6,10 @@ token at a time.
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import weakref
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -246,8 +248,17 @@ def test_a_table_from_tokenizer_json() -> None:
     made.mask(row)
     allowed = [tokenizer.token_bytes(int(i)) for i in np.flatnonzero(row == 0)]
     assert b"a" in allowed and all(set(text) == set(b"a") for text in allowed)
-    prepare(tokenizer)
     assert table_of(tokenizer) is table_of(tokenizer)
+    gone = weakref.ref(tokenizer)
+    del tokenizer, made
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_table_made_beforehand() -> None:
+    tokenizer = tiny_json()
+    prepare(tokenizer)
+    assert b"a" in [tokenizer.token_bytes(i) for i in range(table_of(tokenizer).n_vocab)]
 
 
 class NoEnd:

@@ -101,11 +101,12 @@ class _Bridge:
         self.bos_token_id = None
         self.tokens = [tokenizer.token_bytes(token) for token in ids]
         self.special_token_ids = [token for token in ids if tokenizer.is_control(token)]
-        self._tokenizer = tokenizer
+        self._tokenizer = weakref.ref(tokenizer)  # the table must not keep its own key alive
 
     def __call__(self, text: bytes | str) -> list[int]:
         words = text if isinstance(text, str) else text.decode("utf-8", "replace")
-        return self._tokenizer.encode(words, add_bos=False)
+        tokenizer = self._tokenizer()
+        return tokenizer.encode(words, add_bos=False) if tokenizer is not None else []
 
 
 class TokenTable:
