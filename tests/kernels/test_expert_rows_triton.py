@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from strata.kernels.expert_rows import expert_rows_contract, expert_rows_plain, layout
+from strata.kernels.expert_rows import expert_rows_contract, layout
 from strata.kernels.expert_rows.launch import (
     batch_of,
     dense_expert,
@@ -127,21 +127,18 @@ def test_default_programs(triton_device):
     ],
 )
 def test_float_matrices(types, layouts, triton_device):
-    """Expectation: the plain product in f64, within f32 rounding and that of int8 activations;
-    tokens alone have the same bits."""
+    """Expectation: contracts 4 and 5 bit for bit, so a row may be the CPU's as well; width 72 ends
+    in the middle of 32 lanes where nothing is quantized."""
     rng = np.random.default_rng(7)
-    shape = layout(64, 32, types, bias=True, layouts=layouts)
+    floats = all(how == "native" for how in layouts)
+    shape = layout(72 if floats else 64, 32, types, bias=True, layouts=layouts)
     blobs = blobs_of(shape, 2, rng)
-    x = torch.from_numpy(rng.standard_normal((2, 64)).astype(np.float32))
+    x = torch.from_numpy(rng.standard_normal((2, shape.d_model)).astype(np.float32))
     experts = [0, 1, 1, 0]
     tunings = (row_tuning(2, 32, 2, 2, gpu_expert(shape).twins), row_tuning(2, 64, 2, 2))
     got = run(shape, blobs, experts, x, triton_device, tunings)
-    quantized = any(layout == "tiles" for layout in layouts)
     for r, e in enumerate(experts):
-        t = r // 2
-        plain = expert_rows_plain(shape, blobs[e], x[t : t + 1], torch.float64)[0]
-        error = (got[r] - plain).norm() / plain.norm()
-        assert error < (0.02 if quantized else 1e-5)
+        same_bits(got[r : r + 1], expert_rows_contract(shape, blobs[e], x[r // 2 : r // 2 + 1]))
     alone = run(shape, blobs, experts[2:], x[1:], triton_device, tunings)
     same_bits(got[2:], alone)
 

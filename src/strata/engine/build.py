@@ -286,7 +286,7 @@ def _report(
     why_not = dict(variants.why_not) | _without_effect(settings)
     if settings.expert_profile is not None and not settings.expert_cache:
         why_not["expert_profile"] = "expert-cache is 0, so nothing is placed by it"
-    if settings.numerics == "fast":
+    if settings.numerics == "fast" and settings.device == "cpu":
         why_not["numerics"] = "the CPU has one arithmetic, and it is the exact one"
     lines = [
         f"{plan.checkpoint.root}: {plan.spec.family}, {plan.spec.n_layers} layers, "

@@ -48,7 +48,8 @@ from strata.models.ngram import gather, row_ids
 from strata.models.spec import MoeSpec
 from strata.models.weights import load_weights
 from strata.native import CpuPool
-from strata.window.device_chunk import ChunkReader
+from strata.window.device_chunk import ChunkReader, PromptReader
+from strata.window.device_fast import FastReader, can_read
 from strata.window.device_run import DeviceRunner
 from strata.window.run import MAX_WINDOW_TOKENS
 
@@ -113,7 +114,7 @@ def assemble(
         service.serve_natively(pool, store)
     share = _share(settings, service, reach is not None)
     variant, variant_lines = device_variant(settings, network, service)
-    reader = _reader(network, service, state, store, tier)
+    reader = _reader(settings, network, service, state, store, tier)
     least = _short_read(settings, plan)
     runner = DeviceRunner(network, service, state, variant, share, reader, least)
     runner.variant_for = lambda s: device_variant(s, network, service)[0]
@@ -130,17 +131,29 @@ def assemble(
 
 
 def _reader(
+    settings: Settings,
     network: GpuNetwork,
     service: DeviceService,
     state: DeviceState,
     store: ExpertStore,
     tier: FastTier,
-) -> ChunkReader | None:
-    """Who reads long prompts; None when experts stay on disk, where none can be copied from."""
+) -> PromptReader | None:
+    """Who reads long prompts; None when experts stay on disk, where none can be copied from.
+
+    SettingError for --numerics fast with a mixer that has no fast form.
+    """
     kinds = [layer for layer in store.layers if layer is not None]
     if not all(isinstance(layer, ExpertLayer) for layer in kinds):
         return None
-    return ChunkReader(network, service, state, LayerStream(store, tier, network.device))
+    stream = LayerStream(store, tier, network.device)
+    if settings.numerics == "exact":
+        return ChunkReader(network, service, state, stream)
+    if not can_read(network):
+        raise SettingError(
+            f"--numerics fast: {network.spec.family} has latent attention, whose prompts have no "
+            f"tensor-core form in this version; use exact"
+        )
+    return FastReader(network, service, state, stream)
 
 
 def _short_read(settings: Settings, plan: CheckpointPlan) -> int:

@@ -161,6 +161,12 @@ class DeviceService:
         self._vram_LE.copy_(torch.from_numpy(_table(address_LE, self._vram_LE.shape)))
         self._version = -1
 
+    def shown(self, layer: int) -> tuple[GpuExpert, torch.Tensor]:
+        """A layer's experts as kernels see them, and their addresses, int64 [E] on the device."""
+        expert = self._experts[layer]
+        assert expert is not None, f"layer {layer} has no routed experts"
+        return expert, self._vram_LE[layer, : len(self.tier.address_LE[layer])]
+
     def all_resident(self) -> bool:
         """Whether no window can have rows for the host."""
         return all((addresses != 0).all() for addresses in self.tier.address_LE)

@@ -86,7 +86,8 @@ class FloatMatrix:
     """A row-major matrix [n_rows, n_cols] as kernels see it: all of it known at compile time.
 
     dtype: "BF16", "F16" or "F32". lanes: partial sums of a row. vector: columns of a lane's 16
-    bytes, or 1 when rows do not begin on multiples of 16 bytes.
+    bytes, or 1 when rows do not begin on multiples of 16 bytes. contract: sums in the order of
+    the numerics contract (kernels/contract_rows), which lanes and vector then say nothing of.
     """
 
     n_rows: int
@@ -94,6 +95,7 @@ class FloatMatrix:
     dtype: str
     lanes: int
     vector: int
+    contract: bool = False
 
 
 def float_matrix(dtype: str, n_rows: int, n_cols: int) -> FloatMatrix:

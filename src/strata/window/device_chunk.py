@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -38,8 +39,21 @@ class Recorded:
     head: Launch
 
 
+class PromptReader(Protocol):
+    """Who reads long prompts."""
+
+    piece: int
+    """Tokens that ``read`` takes multiples of."""
+
+    def read(self, tokens: Sequence[int], n_head: int) -> torch.Tensor:
+        """Commit the tokens; logits f32 [n_head, V] of the last, on the host."""
+        ...
+
+
 class ChunkReader:
     """Reads whole pieces; what is left of a prompt goes through windows."""
+
+    piece = PIECE
 
     def __init__(
         self,

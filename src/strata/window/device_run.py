@@ -25,7 +25,7 @@ from strata.memory.handshake import DEVICE_LIMIT_NS, ERROR, RING, ROWS, ROWS_LAT
 from strata.models.gpu.frame import DeviceState, GpuFrame
 from strata.models.gpu.gdn import GpuGdn
 from strata.models.gpu.network import GpuNetwork
-from strata.window.device_chunk import ChunkReader
+from strata.window.device_chunk import PromptReader
 from strata.window.device_layer import DeviceProgram, Meeting, device_program
 from strata.window.device_record import Launch, graph, stream_trouble
 from strata.window.fuse import fuse
@@ -102,7 +102,7 @@ class DeviceRunner:
         state: DeviceState,
         variant: DeviceVariant | None = None,
         share: ShareControl | None = None,
-        reader: ChunkReader | None = None,
+        reader: PromptReader | None = None,
         short_read: int = 0,
     ) -> None:
         self.network, self.service, self.state = network, service, state
@@ -175,7 +175,7 @@ class DeviceRunner:
         rows: list[torch.Tensor] = []
         begin = 0
         if self._reader is not None and len(tokens) >= self._short_read:
-            begin = len(tokens) // MAX_WINDOW_TOKENS * MAX_WINDOW_TOKENS
+            begin = len(tokens) // self._reader.piece * self._reader.piece
             n_head = max(0, begin - first_wanted)
             rows += [self._reader.read(tokens[:begin], n_head)] if begin else []
         for start in range(begin, len(tokens), MAX_WINDOW_TOKENS):

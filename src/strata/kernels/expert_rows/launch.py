@@ -7,7 +7,7 @@ activations between the two halves of the feed-forward.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -105,7 +105,7 @@ def _matrix(kind: str, layout: str, n_rows: int, n_cols: int) -> Matrix:
     if layout == "tiles":
         return tile_matrix(kind, n_rows, n_cols)
     if kind in ("BF16", "F16", "F32"):
-        return float_matrix(kind, n_rows, n_cols)
+        return replace(float_matrix(kind, n_rows, n_cols), contract=True)
     hint = "use --expert-layout tiles" if tile_format(kind) else "convert the experts to BF16"
     raise UnsupportedError(
         f"expert matrices of type {kind} ({TYPES[kind].kind}) in the file's own layout are not "

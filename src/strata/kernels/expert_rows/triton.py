@@ -2,8 +2,9 @@
 """Expert feed-forwards on the GPU, grouped by expert: two launches for all experts of a layer.
 
 ``gate_up`` makes h = activation(gate x, up x) of every row and quantizes it; ``down`` makes the
-unweighted rows. Quantized experts are bit-equal to ``ref.expert_rows_contract``; float rows use the
-order of ``float_product``. An expert's weights are read once for up to RowTuning.batch rows.
+unweighted rows. Experts are bit-equal to ``ref.expert_rows_contract``; float rows of a dense
+feed-forward use the order of ``float_product``. An expert's weights are read once for up to
+RowTuning.batch rows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.kernels.contract_rows import contract_products
 from strata.kernels.expert_rows.launch import (
     GpuExpert,
     GpuGroups,
@@ -27,7 +29,7 @@ from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.quantize.triton import quantize, store_blocks
 from strata.kernels.tile_product import tile_products, twin_products
-from strata.kernels.triton_common import EXACT, activate, tuple_of
+from strata.kernels.triton_common import EXACT, activate, enter, tuple_of
 
 
 @triton.jit
@@ -38,6 +40,8 @@ def _products(
     ROWS: tl.constexpr = N.rows
     if IS_TILES:
         y = tile_products(tuple_of(M), (base,), first_row, q, meta, ROWS, N.stages, N.narrow)
+    elif M.contract:
+        y = contract_products(M, base, first_row, x, ROWS)
     else:
         steps = load_rows(M, base, first_row, ROWS)
         y = ()
@@ -158,6 +162,7 @@ def gate_up_kernel(
     SLOTS_X: tl.constexpr, SLOTS_H: tl.constexpr,
 ):  # fmt: skip
     """Program (p, g): rows p * N.rows .. of gate and up of group g, for all its entries."""
+    enter()
     group = tl.program_id(1)
     if group < tl.load(n_groups):
         blob = tl.load(addr + group)
@@ -208,6 +213,7 @@ def down_kernel(
     E: tl.constexpr, N: tl.constexpr, T: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Program (p, g): rows p * N.rows .. of down of group g, for all its entries."""
+    enter()
     group = tl.program_id(1)
     if group < tl.load(n_groups):
         blob = tl.load(addr + group)
@@ -233,6 +239,7 @@ def dense_gate_up_kernel(
     SLOTS_X: tl.constexpr, SLOTS_H: tl.constexpr,
 ):  # fmt: skip
     """Program p: rows p * N.rows .. of gate and up for all T tokens; row t of h is token t."""
+    enter()
     first_row = tl.program_id(0) * N.rows
     xs = ()
     qs = ()

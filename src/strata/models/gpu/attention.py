@@ -42,13 +42,14 @@ class GpuAttention:
         device: torch.device,
     ) -> None:
         self.layer, self.spec = layer, spec
-        self._eps, self._kv_dtype = norm_eps, kv_dtype
-        self._q, self._k, self._v, self._o = (roles.matrix(f"attn.{p}") for p in "qkvo")
-        self._bias = [roles.vector(f"attn.{p}_bias") if spec.bias else None for p in "qkv"]
+        self.eps, self._kv_dtype = norm_eps, kv_dtype
+        self.inputs = [roles.matrix(f"attn.{p}") for p in "qkv"]
+        self.output = roles.matrix("attn.o")
+        self.biases = [roles.vector(f"attn.{p}_bias") if spec.bias else None for p in "qkv"]
         self.out_bias = roles.vector("attn.o_bias") if spec.o_bias else None
-        self._norm = [roles.vector(f"attn.{p}_norm") if spec.qk_norm else None for p in "qk"]
-        self._sinks = roles.vector("attn.sinks") if spec.sinks else None
-        self._rotary = rotary_table(spec.rotary, device)
+        self.norms = [roles.vector(f"attn.{p}_norm") if spec.qk_norm else None for p in "qk"]
+        self.sinks = roles.vector("attn.sinks") if spec.sinks else None
+        self.rotary = rotary_table(spec.rotary, device)
         per_group = -(-spec.n_heads // spec.n_kv_heads // 16)
         wanted = max(1, PROGRAMS_WANTED // (spec.n_kv_heads * per_group))
         seen = min(context_tokens, spec.window_tokens or context_tokens)
@@ -56,9 +57,9 @@ class GpuAttention:
         self._splits = min(next_power_of_2(wanted), most)
         self._index = None
         if spec.indexer is not None:
-            roles_of = {p: roles.matrix(f"index.{p}") for p in "qk"}
-            norms = {p: roles.vector(f"index.{p}_norm") for p in "qk"}
-            self._index = (spec.indexer, roles_of, norms)
+            self._index = spec.indexer
+            self.inputs += [roles.matrix(f"index.{p}") for p in "qk"]
+            self.index_norms = {p: roles.vector(f"index.{p}_norm") for p in "qk"}
             self._capacity = -(-context_tokens // spec.indexer.block_tokens)
             self._budget = spec.indexer.budget_tokens // spec.indexer.block_tokens
 
@@ -76,7 +77,7 @@ class GpuAttention:
             f"attn_part{self._splits}": BufferSpec((heads, self._splits, dim), f32),
         } | row_specs("attn_out", heads * dim)
         if self._index is not None:
-            indexer = self._index[0]
+            indexer = self._index
             n, d = indexer.n_heads, indexer.head_dim
             found |= {
                 "index_qx": BufferSpec((n * d,), f32),
@@ -93,7 +94,7 @@ class GpuAttention:
         kv = StateSpec("positional", (spec.n_kv_heads, spec.head_dim), self._kv_dtype)
         found = {"k": kv, "v": kv}
         if self._index is not None:
-            r, dim = self._index[0].block_tokens, self._index[0].head_dim
+            r, dim = self._index.block_tokens, self._index.head_dim
             found["index_ring"] = ring_spec(r - 1, dim, torch.float32)
             found["block_keys"] = StateSpec("positional", (dim,), self._kv_dtype, stride_tokens=r)
         return found
@@ -128,30 +129,28 @@ class GpuAttention:
     def rewrite(self, frame: Frame, rows: Rows) -> None:
         """Keys, values and index keys again, from other rows; the queries beside them are old and
         nobody uses them."""
-        weights, outs = [self._k, self._v], [frame["attn_k"], frame["attn_v"]]
+        weights, outs = list(self.inputs[1:3]), [frame["attn_k"], frame["attn_v"]]
         if self._index is not None:
-            weights.append(self._index[1]["k"])
+            weights.append(self.inputs[4])
             outs.append(frame["index_k"])
         products(weights, rows, outs)
         self._append(frame)
 
     def _project(self, frame: Frame) -> None:
-        weights = [self._q, self._k, self._v]
         outs = [frame["attn_qg"], frame["attn_k"], frame["attn_v"]]
         if self._index is not None:
-            weights += [self._index[1]["q"], self._index[1]["k"]]
             outs += [frame["index_qx"], frame["index_k"]]
-        products(weights, rows_of(frame, "x"), outs)
+        products(self.inputs, rows_of(frame, "x"), outs)
 
     def _append(self, frame: Frame) -> None:
         assert isinstance(frame, GpuFrame)
         dim, state = self.spec.head_dim, frame.state
-        q_bias, k_bias, v_bias = self._bias
-        q_norm, k_norm = self._norm
+        q_bias, k_bias, v_bias = self.biases
+        q_norm, k_norm = self.norms
         stride = 2 * dim if self.spec.gate else dim
         indexer = None
         if self._index is not None:
-            spec, _, norms = self._index
+            spec, norms = self._index, self.index_norms
             width = spec.head_dim
             indexer = IndexerInput(
                 HeadInput(frame["index_qx"], width, norm_d=norms["q"]),
@@ -169,8 +168,8 @@ class GpuAttention:
             state.tensor(self.layer, "k"),
             state.tensor(self.layer, "v"),
             frame.pos_T,
-            self._eps,
-            self._rotary,
+            self.eps,
+            self.rotary,
             indexer,
         )
 
@@ -180,7 +179,7 @@ class GpuAttention:
             frame["index_q"],
             frame.state.tensor(self.layer, "block_keys"),
             frame.pos_T,
-            self._index[0].block_tokens,
+            self._index.block_tokens,
             frame["index_scores"],
             frame["index_blocks"],
         )
@@ -190,7 +189,7 @@ class GpuAttention:
         spec, n, out = self.spec, self._splits, rows_of(frame, "attn_out")
         selection = gate = None
         if self._index is not None:
-            selection = Selection(frame["index_blocks"], self._index[0].block_tokens)
+            selection = Selection(frame["index_blocks"], self._index.block_tokens)
         if spec.gate:
             gate = (frame["attn_qg"][:, spec.head_dim :], 2 * spec.head_dim)
         attention(
@@ -202,7 +201,7 @@ class GpuAttention:
             Scratch(frame[f"attn_max{n}"], frame[f"attn_sum{n}"], frame[f"attn_part{n}"]),
             out.x.view(frame.T, spec.n_heads, spec.head_dim),
             window_tokens=spec.window_tokens,
-            sinks_H=self._sinks,
+            sinks_H=self.sinks,
             selection=selection,
             gate=gate,
             quantized=out.q if spec.head_dim % 32 == 0 else None,
@@ -210,4 +209,4 @@ class GpuAttention:
 
     def _back(self, frame: Frame) -> None:
         fresh = self.spec.head_dim % 32 == 0
-        products((self._o,), rows_of(frame, "attn_out"), (frame["mixer_out"],), fresh=fresh)
+        products((self.output,), rows_of(frame, "attn_out"), (frame["mixer_out"],), fresh=fresh)

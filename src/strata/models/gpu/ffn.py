@@ -46,32 +46,32 @@ class GpuMoe:
 
     def __init__(self, layer: int, spec: MoeSpec, roles: GpuRoles) -> None:
         self.layer, self.spec = layer, spec
-        self._router = roles.matrix("moe.router")
+        self.router = roles.matrix("moe.router")
         self.bias = roles.vector("moe.router_bias") if spec.router_bias else None
         self.correction = roles.vector("moe.correction") if spec.correction else None
-        self._shared = GatedFfn("shared_h", roles, "shared") if spec.shared_width else None
-        self._shared_gate: GpuWeight | None = None
+        self.shared = GatedFfn("shared_h", roles, "shared") if spec.shared_width else None
+        self.shared_gate: GpuWeight | None = None
         if spec.shared_width and spec.shared_gate:
-            self._shared_gate = roles.matrix("shared.gate_inp")
+            self.shared_gate = roles.matrix("shared.gate_inp")
 
     @property
     def has_shared(self) -> bool:
         """Whether there is a shared expert."""
-        return self._shared is not None
+        return self.shared is not None
 
     @property
     def has_gate(self) -> bool:
         """Whether the shared expert has a gate of its own."""
-        return self._shared_gate is not None
+        return self.shared_gate is not None
 
     def buffers(self) -> Mapping[str, BufferSpec]:
         """Logits, the shared expert's hidden rows, gate and result."""
         f32 = torch.float32
         found = {f"router_logits{self.spec.n_experts}": BufferSpec((self.spec.n_experts,), f32)}
-        if self._shared is not None:
-            d_model = self._router.n_cols
-            found |= self._shared.buffers() | {"shared_out": BufferSpec((d_model,), f32)}
-        if self._shared_gate is not None:
+        if self.shared is not None:
+            d_model = self.router.n_cols
+            found |= self.shared.buffers() | {"shared_out": BufferSpec((d_model,), f32)}
+        if self.shared_gate is not None:
             found["shared_gate"] = BufferSpec((1,), f32)
         return found
 
@@ -95,12 +95,12 @@ class GpuMoe:
 
     def router_part(self) -> Part:
         """Logits of the experts and of the shared expert's gate: one launch."""
-        gate = ("shared_gate",) if self._shared_gate is not None else ()
+        gate = ("shared_gate",) if self.shared_gate is not None else ()
 
         def run(frame: Frame) -> None:
-            weights, outs = [self._router], [self.logits(frame)]
-            if self._shared_gate is not None:
-                weights.append(self._shared_gate)
+            weights, outs = [self.router], [self.logits(frame)]
+            if self.shared_gate is not None:
+                weights.append(self.shared_gate)
                 outs.append(frame["shared_gate"])
             products(weights, rows_of(frame, "ffn_x"), outs)
 
@@ -108,7 +108,7 @@ class GpuMoe:
 
     def shared_part(self) -> Part | None:
         """Reads ffn_x, writes shared_out (not gated yet); None without a shared expert."""
-        shared = self._shared
+        shared = self.shared
         if shared is None:
             return None
         return Part(
@@ -124,11 +124,11 @@ class GpuDense:
 
     def __init__(self, layer: int, spec: DenseFfnSpec, roles: GpuRoles) -> None:
         self.layer, self.spec = layer, spec
-        self._ffn = GatedFfn(f"dense_h{spec.width}", roles, "ffn")
+        self.gated = GatedFfn(f"dense_h{spec.width}", roles, "ffn")
 
     def buffers(self) -> Mapping[str, BufferSpec]:
         """The hidden rows."""
-        return self._ffn.buffers()
+        return self.gated.buffers()
 
     def part(self) -> Part:
         """Reads ffn_x, writes ffn_out."""
@@ -136,5 +136,5 @@ class GpuDense:
             "dense_ffn",
             ("ffn_x",),
             ("ffn_out",),
-            lambda frame: self._ffn.run(frame, "ffn_x", frame["ffn_out"]),
+            lambda frame: self.gated.run(frame, "ffn_x", frame["ffn_out"]),
         )

@@ -22,6 +22,9 @@ class DeviceState(SequenceState):
     ) -> None:
         super().__init__(specs, context_tokens, device)
         self.which = torch.zeros(1, dtype=torch.int32, device=device)
+        self._numbers = [
+            torch.full((1,), i, dtype=torch.int32, device=device) for i in range(2)
+        ]
 
     def both(self, layer: int, name: str) -> torch.Tensor:
         """Both copies of a recurrent tensor, [2, ...]."""
@@ -30,6 +33,17 @@ class DeviceState(SequenceState):
     def recurrent(self) -> dict[tuple[int, str], torch.Tensor]:
         """Every recurrent tensor, both copies, by (layer, name)."""
         return {key: self._tensors[key] for key in self._front}
+
+    def front_number(self, layer: int, name: str) -> torch.Tensor:
+        """int32 [1] on the device: which copy of one recurrent tensor is committed."""
+        return self._numbers[self._front[layer, name]]
+
+    def settle(self) -> None:
+        """After commits of single layers, all of them as many: let ``which`` follow."""
+        fronts = set(self._front.values())
+        assert len(fronts) <= 1, "layers were committed unevenly"
+        for front in fronts:
+            self.which.fill_(front)
 
     def flip_all(self) -> None:
         """The host's half of a commit that flipped ``which`` on the device."""

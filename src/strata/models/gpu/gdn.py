@@ -28,9 +28,9 @@ class GpuGdn:
         self.layer, self.spec = layer, spec
         self.out_bias: torch.Tensor | None = None
         names = ("gdn.qkv", "gdn.z", "gdn.a", "gdn.b")
-        self._in = tuple(roles.matrix(name) for name in names)
-        self._out = roles.matrix("gdn.out")
-        self._weights = GdnWeights(
+        self.inputs = tuple(roles.matrix(name) for name in names)
+        self.output = roles.matrix("gdn.out")
+        self.weights = GdnWeights(
             roles.vector("gdn.conv").t().contiguous(),
             roles.vector("gdn.decay"),
             roles.vector("gdn.dt_bias"),
@@ -42,8 +42,8 @@ class GpuGdn:
             spec.output_gate,
         )
         # the last program of a head to finish makes its norm, found by a counter
-        self._done = torch.zeros(
-            spec.n_v_heads, dtype=torch.int32, device=self._weights.norm_V.device
+        self.done = torch.zeros(
+            spec.n_v_heads, dtype=torch.int32, device=self.weights.norm_V.device
         )
         self._n_channels = 2 * spec.n_k_heads * spec.k_dim + spec.n_v_heads * spec.v_dim
 
@@ -93,7 +93,7 @@ class GpuGdn:
         """Columns, a, b and the state beside the committed one again, from other rows; the result
         of it is not used."""
         kept = (frame.at(name, self.layer) for name in ("gdn_a", "gdn_b"))
-        qkv, _, a, b = self._in
+        qkv, _, a, b = self.inputs
         products((qkv, a, b), rows, (frame["gdn_columns"], *kept))
         self._run(frame, replayed=False)
 
@@ -104,7 +104,7 @@ class GpuGdn:
             frame.at("gdn_a", self.layer),
             frame.at("gdn_b", self.layer),
         )
-        products(self._in, rows_of(frame, "x"), outs)
+        products(self.inputs, rows_of(frame, "x"), outs)
 
     def _run(self, frame: Frame, replayed: bool) -> None:
         assert isinstance(frame, GpuFrame)
@@ -114,7 +114,7 @@ class GpuGdn:
             frame.state.tensor(self.layer, "conv"),
             frame.state.both(self.layer, "recurrent"),
             frame.state.which,
-            self._done,
+            self.done,
         )
         call, n = (replay, frame.n_accepted) if replayed else (window, frame.n_tokens)
         call(
@@ -125,11 +125,11 @@ class GpuGdn:
             n,
             frame.pos_T,
             state,
-            self._weights,
+            self.weights,
             y.x,
             quantized,
         )
 
     def _back(self, frame: Frame) -> None:
         fresh = self.spec.v_dim % 32 == 0
-        products((self._out,), rows_of(frame, "gdn_y"), (frame["mixer_out"],), fresh=fresh)
+        products((self.output,), rows_of(frame, "gdn_y"), (frame["mixer_out"],), fresh=fresh)

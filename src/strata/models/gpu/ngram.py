@@ -23,8 +23,8 @@ class GpuNgram:
     def __init__(self, layer: int, spec: NgramSpec, model: ModelSpec, roles: GpuRoles) -> None:
         self.layer, self.spec = layer, spec
         self._wide, self._d_model = model.streams * model.d_model, model.d_model
-        self._key, self._value = roles.matrix("ngram.key"), roles.matrix("ngram.value")
-        self._weights = NgramWeights(
+        self.inputs = (roles.matrix("ngram.key"), roles.matrix("ngram.value"))
+        self.weights = NgramWeights(
             roles.vector("ngram.norm_key").flatten(),
             roles.vector("ngram.norm_query").flatten(),
             roles.vector("ngram.norm_conv").flatten(),
@@ -57,12 +57,12 @@ class GpuNgram:
         assert isinstance(frame, GpuFrame)
         rows = rows_of(frame, "ngram_rows")
         outs = (frame["ngram_key"], frame["ngram_value"])
-        products((self._key, self._value), rows, outs, fresh=False)
+        products(self.inputs, rows, outs, fresh=False)
         ngram(
             *outs,
             frame["residual"],
             frame.state.tensor(self.layer, "ngram_conv"),
             frame.pos_T,
-            self._weights,
+            self.weights,
             frame["ngram_scratch"].view(2, frame.T, self._wide),
         )

@@ -28,13 +28,13 @@ class GpuResidual:
 
     def __init__(self, spec: ModelSpec, roles: GpuRoles) -> None:
         self._spec = spec
-        self._embed = roles.matrix("embed")
+        self.table = roles.matrix("embed")
         self._hyper = spec.streams > 1
         sites: tuple[Site, ...] = ("attn", "ffn")
         keys = [f"layers.{layer}.{site}" for layer in range(spec.n_layers) for site in sites]
         if self._hyper:
-            self._reads = {k: _Read(spec, roles, f"{k}_read", True) for k in keys}
-            self._head = _Read(spec, roles, "head_read", False)
+            self._reads = {k: StreamRead(spec, roles, f"{k}_read", True) for k in keys}
+            self._head = StreamRead(spec, roles, "head_read", False)
         else:
             self._norms = {k: roles.vector(f"{k}_norm") for k in keys}
             self._final_norm = roles.vector("final_norm")
@@ -65,7 +65,7 @@ class GpuResidual:
 
     def embed(self, frame: Frame) -> None:
         """residual = table row of each id (every stream)."""
-        lookup(self._embed, frame["ids"], frame["residual"])
+        lookup(self.table, frame["ids"], frame["residual"])
 
     def coeff(self, site: Site, frame: Frame) -> torch.Tensor | None:
         """Write coefficients of the last read of that site."""
@@ -101,7 +101,26 @@ class GpuResidual:
 
     def write(self, frame: Frame, pending: Pending) -> None:
         """Add a block output by itself."""
-        add_norm(frame["residual"], None, self._spec.norm_eps, None, pending=pending)
+        self.add(frame["residual"], pending)
+
+    def add(self, streams: torch.Tensor, pending: Pending) -> None:
+        """The same for streams of any number of tokens."""
+        add_norm(streams, None, self._spec.norm_eps, None, pending=pending)
+
+    @property
+    def eps(self) -> float:
+        """Of every norm."""
+        return self._spec.norm_eps
+
+    def reader(self, site: Site, layer: int) -> StreamRead | torch.Tensor:
+        """Who reads a block's input: a read of the streams, or the weight of a plain norm."""
+        key = f"layers.{layer}.{site}"
+        return self._reads[key] if self._hyper else self._norms[key]
+
+    @property
+    def head_reader(self) -> StreamRead | torch.Tensor:
+        """The same for the output head."""
+        return self._head if self._hyper else self._final_norm
 
     def _norm(
         self, frame: Frame, weight: torch.Tensor, target: str, pending: Pending | None
@@ -113,42 +132,42 @@ class GpuResidual:
         )  # fmt: skip
 
 
-class _Read:
+class StreamRead:
     """One READ of the streams. Without inject (the head) there are no coefficients."""
 
     def __init__(self, spec: ModelSpec, roles: GpuRoles, prefix: str, inject: bool) -> None:
         self._eps, self._streams = spec.norm_eps, spec.streams
-        self._norm = roles.vector(prefix + ".norm").flatten()
-        self._down, self._up = roles.matrix(prefix + ".down"), roles.matrix(prefix + ".up")
-        self._inject = roles.matrix(prefix + ".inject") if inject else None
-        every = [w for w in (self._down, self._up, self._inject) if w is not None]
-        self._fused = all(_plain(w) for w in every) and self._up.n_cols % 8 == 0
+        self.norm = roles.vector(prefix + ".norm").flatten()
+        self.down, self.up = roles.matrix(prefix + ".down"), roles.matrix(prefix + ".up")
+        self.inject = roles.matrix(prefix + ".inject") if inject else None
+        every = [w for w in (self.down, self.up, self.inject) if w is not None]
+        self._fused = all(_plain(w) for w in every) and self.up.n_cols % 8 == 0
 
     def run(
         self, frame: Frame, target: str, coeff_TC: torch.Tensor | None, pending: Pending | None
     ) -> None:
         """Fill the target rows and the coefficients."""
         normed = rows_of(frame, "hc_normed")
-        tiles = self._down.is_tiles or (self._inject is not None and self._inject.is_tiles)
+        tiles = self.down.is_tiles or (self.inject is not None and self.inject.is_tiles)
         add_norm(
-            frame["residual"], self._norm, self._eps, normed.x, pending=pending,
+            frame["residual"], self.norm, self._eps, normed.x, pending=pending,
             quantized=normed.q if tiles else None,
         )  # fmt: skip
         low, out = rows_of(frame, "hc_low"), rows_of(frame, target)
         if self._fused:
-            down(normed.x, self._down, self._inject, self._streams, low.x, coeff_TC)
-            up_mix(low.x, self._up, normed.x, self._streams, out.x, out.q)
+            down(normed.x, self.down, self.inject, self._streams, low.x, coeff_TC)
+            up_mix(low.x, self.up, normed.x, self._streams, out.x, out.q)
             return
         product = frame["hc_product"]
-        rank = self._down.n_rows
-        if self._inject is None:
+        rank = self.down.n_rows
+        if self.inject is None:
             product = product.view(-1)[: len(product) * rank].view(-1, rank)
-            products((self._down,), normed, (product,))
+            products((self.down,), normed, (product,))
         else:
             both = (product[:, :rank], product[:, rank:])
-            products((self._down, self._inject), normed, both)
+            products((self.down, self.inject), normed, both)
         rank_gate(product, low.x, coeff_TC, self._streams)
-        products((self._up,), low, (frame["hc_gate"],), fresh=False)
+        products((self.up,), low, (frame["hc_gate"],), fresh=False)
         mix(frame["hc_gate"], normed.x, self._streams, out.x, out.q)
 
 
