@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.installed-test
+TORCH_STAMP := $(VENV)/.installed-torch
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard src/strata/native/csrc/*) $(wildcard src/strata/native/csrc/fused/*)
 DEMO_MODEL := models/tiny-flash-next-Q8_0.gguf
 PROMPT ?= What does the ls command do?
 
@@ -26,16 +28,20 @@ check: $(TEST_STAMP)
 	$(BIN)/mypy
 
 # torch comes first and by name, so that nothing else pulls in a larger build of it
-$(STAMP): pyproject.toml CMakeLists.txt $(wildcard src/strata/native/csrc/*)
+$(TORCH_STAMP):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q "$(TORCH)"
+	touch $(TORCH_STAMP)
+
+$(STAMP): $(TORCH_STAMP) $(SOURCES)
 	$(BIN)/python -m pip install -q --editable .
 	touch $(STAMP)
 
-$(TEST_STAMP): $(STAMP)
+# one build for both stamps
+$(TEST_STAMP): $(TORCH_STAMP) $(SOURCES)
 	$(BIN)/python -m pip install -q --editable ".[test]"
-	touch $(TEST_STAMP)
+	touch $(STAMP) $(TEST_STAMP)
 
 clean:
 	rm -rf $(VENV) build
