@@ -1,4 +1,5 @@
-"""Which instruction set the row kernels use: "avx512", "avx2" or "portable". Knows no threads.
+"""Which instruction set the row kernels use: "avx512", "avxvnni" (AVX2 with 256-bit dot products of
+bytes: desktop processors without AVX-512), "avx2" or "portable". Knows no threads.
 
 All sets give the same bits; the choice is about speed only.
 """
@@ -13,6 +14,7 @@ from strata.native.extension import _native
 REQUIRED_FLAGS: dict[str, frozenset[str]] = {
     "portable": frozenset(),
     "avx2": frozenset({"avx2", "fma", "f16c"}),
+    "avxvnni": frozenset({"avx2", "fma", "f16c", "avx_vnni"}),
     "avx512": frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512vnni"}),
 }
 """What the processor must offer for each set, slowest set first."""

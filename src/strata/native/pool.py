@@ -47,7 +47,7 @@ class CpuPool:
     workers: default one per physical core that this process may use.
     cpus: the CPU of each worker; the first is for the calling thread, which is not pinned.
         Default: cores first, siblings last, NUMA nodes in turn.
-    isa: "auto", "portable", "avx2" or "avx512".
+    isa: "auto", "portable", "avx2", "avxvnni" or "avx512".
     spin_us: how long an idle worker looks for work before it sleeps.
     flags, topology: pretended processor features and CPUs (tests).
     SettingError, before any work, for what cannot be.
@@ -259,8 +259,8 @@ class CpuPool:
         return self._pool.counters()
 
     def count_layers(self, n: int) -> None:
-        """From now on count batches of experts by layer, 0 .. n - 1; nothing may be in flight."""
-        self._pool.count_layers(n)
+        """From now on count batches of experts by layer too, 0 .. n - 1 (at most 511 layers)."""
+        run(self._pool.count_layers, n)
 
     def layer_counters(self) -> list[dict[str, int]]:
         """As ``counters``, of each layer's experts alone (sleeps are not told apart)."""

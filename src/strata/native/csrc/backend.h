@@ -107,6 +107,7 @@ struct Backend {
 // Null where the binary was built without that instruction set.
 const Backend* portable_backend();
 const Backend* avx2_backend();
+const Backend* avxvnni_backend();
 const Backend* avx512_backend();
 
 }  // namespace strata

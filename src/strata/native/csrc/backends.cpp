@@ -4,6 +4,9 @@
 
 namespace strata {
 
+#if !defined(STRATA_HAS_AVXVNNI)
+const Backend* avxvnni_backend() { return nullptr; }
+#endif
 #if !defined(STRATA_HAS_X86)
 const Backend* avx2_backend() { return nullptr; }
 const Backend* avx512_backend() { return nullptr; }

@@ -18,6 +18,13 @@ std::vector<std::string> cpu_flags() {
     // not every compiler's __builtin_cpu_supports knows this one
     unsigned a = 0, b = 0, c = 0, d = 0;
     add("f16c", __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1));
+    const unsigned most = __get_cpuid_max(0, nullptr);
+    if (most >= 7) {
+        __cpuid_count(7, 0, a, b, c, d);
+        const bool more = a >= 1;
+        if (more) __cpuid_count(7, 1, a, b, c, d);
+        add("avx_vnni", more && (a >> 4 & 1));
+    }
     add("avx512f", __builtin_cpu_supports("avx512f"));
     add("avx512bw", __builtin_cpu_supports("avx512bw"));
     add("avx512vl", __builtin_cpu_supports("avx512vl"));

@@ -222,12 +222,11 @@ struct LookupIQ2_S {
     static void scales(const uint8_t* b, float* scale) { store_nibble_scales(scale, half_at(b), load_u64(b + 74)); }
 };
 
+// Indices and signs to the plain arrays, scales to where they belong.
 template <class Lookup>
-void decode_row_lookup(const uint8_t* row, const Tile& t, uint8_t* memory) {
+inline void read_row(const uint8_t* row, const Tile& t, const LookupRow& r) {
     constexpr TypeInfo type = TYPE_INFO[static_cast<int>(Lookup::type)];
-    const auto* table = Lookup::table();
-    constexpr int PER_ENTRY = sizeof(*table) / 4, PER_BLOCK = 8 / PER_ENTRY;
-    const LookupRow r(memory, t.L);
+    constexpr int PER_BLOCK = 32 / sizeof(*Lookup::table());
     for (int i = 0; i < t.L; i++, row += type.block_bytes) {
         prefetch_ahead(row, type.block_bytes);
         Lookup::indices(row, r.index + 8 * PER_BLOCK * i);
@@ -235,6 +234,14 @@ void decode_row_lookup(const uint8_t* row, const Tile& t, uint8_t* memory) {
         Lookup::scales(row, r.scale + 8 * type.groups * i);
     }
     transpose_scales<type.groups>(r.scale, t.L, t.scale(0), t.step_bytes);
+}
+
+template <class Lookup>
+void decode_row_lookup(const uint8_t* row, const Tile& t, uint8_t* memory) {
+    const auto* table = Lookup::table();
+    constexpr int PER_ENTRY = sizeof(*table) / 4, PER_BLOCK = 8 / PER_ENTRY;
+    const LookupRow r(memory, t.L);
+    read_row<Lookup>(row, t, r);
     for (int j = 0; j < t.L; j++) {
         __m256i* out = reinterpret_cast<__m256i*>(t.codes(j));
         const SegmentPointers<uint16_t> index(r.index, t.L, PER_BLOCK, j);

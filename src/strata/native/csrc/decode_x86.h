@@ -1,6 +1,6 @@
 // AVX2 row decoders of the common types: straight from the row's bytes into the tile.
 #pragma once
-#include "decode_grids.h"
+#include "decode_lookup_x86.h"
 #include "tile.h"
 
 #if defined(__AVX2__)
@@ -26,7 +26,57 @@ inline void load_16(const uint8_t* const block[8], int offset, __m128i r[8]) {
         r[s] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block[s] + offset));
 }
 
-inline void split_nibbles(const __m256i packed[4], __m256i u[8]) {
+#if defined(__AVX512VNNI__)
+
+// Codes of a step: two vectors of backend.h each.
+using StepCodes = __m512i;
+constexpr int N_STEP_CODES = 4;
+
+inline StepCodes table_16(const void* bytes) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(bytes)));
+}
+inline StepCodes look_up(StepCodes table, StepCodes u) { return _mm512_shuffle_epi8(table, u); }
+inline void store_codes(uint8_t* out, int i, StepCodes u) { _mm512_store_si512(out + 64 * i, u); }
+
+// Nibbles of 16 bytes of each block.
+template <int OFFSET>
+inline void nibble_step(const uint8_t* const block[8], StepCodes u[N_STEP_CODES]) {
+    __m128i r[8];
+    load_16(block, OFFSET, r);
+    const auto four = [&](int i) {
+        const __m512i two = _mm512_inserti32x4(_mm512_castsi128_si512(r[i]), r[i + 1], 1);
+        return _mm512_inserti32x4(_mm512_inserti32x4(two, r[i + 2], 2), r[i + 3], 3);
+    };
+    const __m512i a = four(0), b = four(4), mask = _mm512_set1_epi8(15), two = _mm512_set1_epi32(2);
+    const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+    const __m512i low = _mm512_permutex2var_epi32(a, first, b);
+    const __m512i high = _mm512_permutex2var_epi32(a, _mm512_add_epi32(first, two), b);
+    u[0] = _mm512_and_si512(low, mask);
+    u[1] = _mm512_and_si512(high, mask);
+    u[2] = _mm512_and_si512(_mm512_srli_epi16(low, 4), mask);
+    u[3] = _mm512_and_si512(_mm512_srli_epi16(high, 4), mask);
+}
+
+#else
+
+using StepCodes = __m256i;
+constexpr int N_STEP_CODES = 8;
+
+inline StepCodes table_16(const void* bytes) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(bytes)));
+}
+inline StepCodes look_up(StepCodes table, StepCodes u) { return _mm256_shuffle_epi8(table, u); }
+inline void store_codes(uint8_t* out, int i, StepCodes u) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(out) + i, u);
+}
+
+// Nibbles of 16 bytes of each block.
+template <int OFFSET>
+inline void nibble_step(const uint8_t* const block[8], StepCodes u[N_STEP_CODES]) {
+    __m128i r[8];
+    __m256i packed[4];
+    load_16(block, OFFSET, r);
+    transpose_8x4(r, packed);
     const __m256i mask = _mm256_set1_epi8(15);
     for (int i = 0; i < 4; i++) {
         u[i] = _mm256_and_si256(packed[i], mask);
@@ -34,47 +84,51 @@ inline void split_nibbles(const __m256i packed[4], __m256i u[8]) {
     }
 }
 
-inline void look_up(__m256i table, __m256i u[8]) {
-    for (int i = 0; i < 8; i++) u[i] = _mm256_shuffle_epi8(table, u[i]);
+#endif
+
+template <int OFFSET>
+inline void store_nibbles(const uint8_t* const block[8], uint8_t* out) {
+    StepCodes u[N_STEP_CODES];
+    nibble_step<OFFSET>(block, u);
+    for (int i = 0; i < N_STEP_CODES; i++) store_codes(out, i, u[i]);
 }
 
-inline __m256i table_16(const void* bytes) {
-    return _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(bytes)));
+template <int OFFSET>
+inline void store_table_codes(const uint8_t* const block[8], const void* table, uint8_t* out) {
+    StepCodes u[N_STEP_CODES];
+    nibble_step<OFFSET>(block, u);
+    const StepCodes t = table_16(table);
+    for (int i = 0; i < N_STEP_CODES; i++) store_codes(out, i, look_up(t, u[i]));
 }
+
+// Each: the codes of a step, its scales and minima.
 
 struct StepQ8_0 {
     static constexpr Type type = Type::Q8_0;
-    static void step(const uint8_t* const block[8], __m256i u[8], float* scale, float*) {
+    static void step(const uint8_t* const block[8], uint8_t* out, float* scale, float*) {
         __m128i r[8];
+        __m256i u[8];
         load_16(block, 2, r);
         transpose_8x4(r, u);
         load_16(block, 18, r);
         transpose_8x4(r, u + 4);
+        for (int i = 0; i < 8; i++) _mm256_store_si256(reinterpret_cast<__m256i*>(out) + i, u[i]);
         _mm256_store_ps(scale, half_scales(block));
     }
 };
 
-template <int OFFSET>
-inline void nibble_step(const uint8_t* const block[8], __m256i u[8]) {
-    __m128i r[8];
-    __m256i packed[4];
-    load_16(block, OFFSET, r);
-    transpose_8x4(r, packed);
-    split_nibbles(packed, u);
-}
-
 struct StepQ4_0 {
     static constexpr Type type = Type::Q4_0;
-    static void step(const uint8_t* const block[8], __m256i u[8], float* scale, float*) {
-        nibble_step<2>(block, u);
+    static void step(const uint8_t* const block[8], uint8_t* out, float* scale, float*) {
+        store_nibbles<2>(block, out);
         _mm256_store_ps(scale, half_scales(block));
     }
 };
 
 struct StepQ4_1 {
     static constexpr Type type = Type::Q4_1;
-    static void step(const uint8_t* const block[8], __m256i u[8], float* scale, float* minimum) {
-        nibble_step<4>(block, u);
+    static void step(const uint8_t* const block[8], uint8_t* out, float* scale, float* minimum) {
+        store_nibbles<4>(block, out);
         _mm256_store_ps(scale, half_scales(block));
         const uint8_t* second[8];
         for (int s = 0; s < 8; s++) second[s] = block[s] + 2;
@@ -84,18 +138,16 @@ struct StepQ4_1 {
 
 struct StepIQ4_NL {
     static constexpr Type type = Type::IQ4_NL;
-    static void step(const uint8_t* const block[8], __m256i u[8], float* scale, float*) {
-        nibble_step<2>(block, u);
-        look_up(table_16(IQ4_CODES), u);
+    static void step(const uint8_t* const block[8], uint8_t* out, float* scale, float*) {
+        store_table_codes<2>(block, IQ4_CODES, out);
         _mm256_store_ps(scale, half_scales(block));
     }
 };
 
 struct StepMXFP4 {
     static constexpr Type type = Type::MXFP4;
-    static void step(const uint8_t* const block[8], __m256i u[8], float* scale, float*) {
-        nibble_step<1>(block, u);
-        look_up(table_16(FP4_CODES_12), u);
+    static void step(const uint8_t* const block[8], uint8_t* out, float* scale, float*) {
+        store_table_codes<1>(block, FP4_CODES_12, out);
         for (int s = 0; s < 8; s++) scale[s] = tables.half_e8m0[block[s][0]];
     }
 };
@@ -113,14 +165,28 @@ void decode_row_steps(const uint8_t* row, const Tile& t, uint8_t*) {
     constexpr TypeInfo type = TYPE_INFO[static_cast<int>(Step::type)];
     static_assert(type.block_weights == 32 && type.groups == 1);
     for (int j = 0; j < t.L; j++) {
-        __m256i* out = reinterpret_cast<__m256i*>(t.codes(j));
         prefetch_ahead(row + j * 8 * type.block_bytes, 8 * type.block_bytes);
         const BlockPointers block(t, row, type.block_bytes, j);
-        __m256i u[8];
-        Step::step(block.p, u, t.scale(j), t.minimum(j, 1));
-        for (int i = 0; i < 8; i++) _mm256_store_si256(out + i, u[i]);
+        Step::step(block.p, t.codes(j), t.scale(j), t.minimum(j, 1));
     }
     end_scales(t, type.has_min);
+}
+
+// Super-blocks: the nibbles of a row are put side by side first, so that segments lie apart evenly.
+inline void decode_row_iq4_xs(const uint8_t* row, const Tile& t, uint8_t* memory) {
+    const PlainRow plain(memory, t.L);
+    const __m256i two_bits = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
+    for (int i = 0; i < t.L; i++, row += 136) {
+        prefetch_ahead(row, 136);
+        for (int k = 0; k < 4; k++) store_256(plain.codes + 128 * i + 32 * k, load_256(row + 8 + 32 * k));
+        const __m256i high = _mm256_srlv_epi32(_mm256_set1_epi32(load_u16(row + 2)), two_bits);
+        const __m256i top = _mm256_slli_epi32(_mm256_and_si256(high, _mm256_set1_epi32(3)), 4);
+        const __m256i s = _mm256_sub_epi32(_mm256_or_si256(nibbles_of(load_u32(row + 4)), top), _mm256_set1_epi32(32));
+        _mm256_storeu_ps(plain.scale + 8 * i, _mm256_mul_ps(_mm256_set1_ps(half_at(row)), _mm256_cvtepi32_ps(s)));
+    }
+    transpose_scales<1>(plain.scale, t.L, t.scale(0), t.step_bytes);
+    for (int j = 0; j < t.L; j++)
+        store_table_codes<0>(BlockPointers(t, plain.codes, 16, j).p, IQ4_CODES, t.codes(j));
 }
 
 // Two blocks of 32 share a scale; a byte holds four consecutive codes, so byte v of a block becomes

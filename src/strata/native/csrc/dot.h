@@ -36,6 +36,14 @@ inline void int_dots(const __m256i* w, const QuantizedStep* const* x, int first,
     for (int t = 0; t < T; t++)
         dot[t] = _mm256_add_epi32(_mm512_castsi512_si256(wide[t]), _mm512_extracti64x4_epi64(wide[t], 1));
     for (int t = 0; t < T; t++) dot[t] = _mm256_sll_epi32(dot[t], _mm_cvtsi32_si128(mul - 1));
+#elif STRATA_VNNI
+    for (int t = 0; t < T; t++) dot[t] = _mm256_setzero_si256();
+    for (int v = 0; v < N; v++) {
+        __m256i u = _mm256_load_si256(w + first + v);
+        if constexpr (FIT == 0) u = _mm256_xor_si256(u, _mm256_set1_epi8(-128));
+        for (int t = 0; t < T; t++) dot[t] = _mm256_dpbusd_avx_epi32(dot[t], u, q(t, v));
+    }
+    for (int t = 0; t < T; t++) dot[t] = _mm256_sll_epi32(dot[t], _mm_cvtsi32_si128(mul - 1));
 #else
     const __m256i factor = _mm256_set1_epi16(static_cast<short>(mul));
     constexpr int RUN = FIT == 0 ? 1 : FIT < N ? FIT : N;
@@ -61,7 +69,7 @@ inline void int_dots(const __m256i* w, const QuantizedStep* const* x, int first,
 
 template <int FIT, int GROUPS, bool MIN, int T>
 void dot_tile(const Tile& tile, const void* const* rows, int mul, int bias, float* y) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#if STRATA_VNNI
     if constexpr (FIT == 0) bias = 128;
     constexpr bool BIASED = !MIN;
 #else

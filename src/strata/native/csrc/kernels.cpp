@@ -2,9 +2,9 @@
 #include "activate.h"
 #include "attention.h"
 #include "backend.h"
+#include "decode_avx512.h"
 #include "decode_grids.h"
 #include "decode_lookup_x86.h"
-#include "decode_vbmi.h"
 #include "decode_x86.h"
 #include "dot.h"
 #include "float_rows.h"
@@ -22,7 +22,8 @@ using DecodeRow = void (*)(const uint8_t* row, const Tile& tile, uint8_t* memory
 template <class Lookup>
 DecodeRow decoder_by_lookup() {
 #if defined(__AVX512VNNI__)
-    if (has_vbmi()) return decode_row_vbmi<Lookup>;
+    if constexpr (Lookup::type == Type::IQ3_S || Lookup::type == Type::IQ3_XXS)
+        if (has_vbmi()) return decode_row_vbmi<Lookup>;
 #endif
     return decode_row_lookup<Lookup>;
 }
@@ -37,6 +38,7 @@ DecodeRow decoder_of(Type type) {
         case Type::IQ4_NL: return decode_row_steps<StepIQ4_NL>;
         case Type::MXFP4: return decode_row_steps<StepMXFP4>;
         case Type::Q2_0: return decode_row_q2_0;
+        case Type::IQ4_XS: return decode_row_iq4_xs;
         case Type::IQ2_XXS: return decoder_by_lookup<LookupIQ2_XXS>();
         case Type::IQ2_XS: return decoder_by_lookup<LookupIQ2_XS>();
         case Type::IQ2_S: return decoder_by_lookup<LookupIQ2_S>();
@@ -49,6 +51,7 @@ DecodeRow decoder_of(Type type) {
         case Type::IQ4_NL: return decode_row<DecodeIQ4_NL>;
         case Type::MXFP4: return decode_row<DecodeMXFP4>;
         case Type::Q2_0: return decode_row<DecodeQ2_0>;
+        case Type::IQ4_XS: return decode_row<DecodeIQ4_XS>;
         case Type::IQ2_XXS: return decode_row<DecodeIQ2_XXS>;
         case Type::IQ2_XS: return decode_row<DecodeIQ2_XS>;
         case Type::IQ2_S: return decode_row<DecodeIQ2_S>;
@@ -64,7 +67,6 @@ DecodeRow decoder_of(Type type) {
         case Type::Q6_K: return decode_row<DecodeQ6_K>;
         case Type::IQ1_S: return decode_row<DecodeIQ1_S>;
         case Type::IQ1_M: return decode_row<DecodeIQ1_M>;
-        case Type::IQ4_XS: return decode_row<DecodeIQ4_XS>;
         case Type::TQ1_0: return decode_row<DecodeTQ1_0>;
         case Type::TQ2_0: return decode_row<DecodeTQ2_0>;
         case Type::NVFP4: return decode_row<DecodeNVFP4>;

@@ -33,14 +33,14 @@ template <class T>
 T* at(Address address) { return reinterpret_cast<T*>(address); }
 
 const Backend& backend_of(const std::string& isa) {
-    for (const Backend* b : {portable_backend(), avx2_backend(), avx512_backend()})
+    for (const Backend* b : {portable_backend(), avx2_backend(), avxvnni_backend(), avx512_backend()})
         if (b && isa == b->name) return *b;
     throw std::invalid_argument("no kernels for instruction set " + isa + " in this build");
 }
 
 std::vector<std::string> built_isas() {
     std::vector<std::string> names;
-    for (const Backend* b : {portable_backend(), avx2_backend(), avx512_backend()})
+    for (const Backend* b : {portable_backend(), avx2_backend(), avxvnni_backend(), avx512_backend()})
         if (b) names.emplace_back(b->name);
     return names;
 }
@@ -113,7 +113,7 @@ void recode_rows(const std::string& isa, const std::string& type_name, Address r
                  int n_cols, int bits, Address stored, Address out, int64_t n_bytes,
                  const std::vector<int64_t>& offsets) {
     const std::string name = backend_of(isa).name;
-    const Recode recode = name == "avx512" ? avx512_recode() : name == "avx2" ? avx2_recode() : portable_recode();
+    const Recode recode = name == "avx512" ? avx512_recode() : name == "portable" ? portable_recode() : avx2_recode();
     const Type type = type_of(type_name);
     const nb::gil_scoped_release release;
     Scratch scratch;
@@ -190,7 +190,7 @@ class PoolFace {
             work = std::make_unique<ExpertWork>(backend_, pool_->workers(), layout, batch, homes_);
         });
         work->layer = layer;
-        pool_->count_plan(layer, ns - work->quantize_ns(), work->quantize_ns());
+        pool_->count_plan(layer, ns - work->read_ns(), work->read_ns());
         return pool_->submit(std::move(work), late ? Urgency::late : Urgency::on_time);
     }
 
@@ -253,25 +253,20 @@ class PoolFace {
 
     void count_layers(int n) { pool_->count_layers(n); }
 
-    nb::dict counters() const { return dict_of(pool_->counters); }
+    nb::dict counters() const { return dict_of(-1); }
 
     nb::list layer_counters() const {
         nb::list all;
-        for (int i = 0; i < pool_->counted_layers(); i++) all.append(dict_of(pool_->layer_counters(i)));
+        for (int i = 0; i < pool_->counted_layers(); i++) all.append(dict_of(i));
         return all;
     }
 
   private:
-    static nb::dict dict_of(const Counters& c) {
+    nb::dict dict_of(int layer) const {
+        static constexpr const char* NAMES[Pool::N_COUNTS] = {"plan_ns", "quantize_ns", "compute_ns", "wait_ns",
+                                                              "works",   "tasks",       "strays",     "sleeps"};
         nb::dict d;
-        d["plan_ns"] = c.plan_ns.load();
-        d["quantize_ns"] = c.quantize_ns.load();
-        d["compute_ns"] = c.compute_ns.load();
-        d["wait_ns"] = c.wait_ns.load();
-        d["works"] = c.works.load();
-        d["tasks"] = c.tasks.load();
-        d["strays"] = c.strays.load();
-        d["sleeps"] = c.sleeps.load();
+        for (int i = 0; i < Pool::N_COUNTS; i++) d[NAMES[i]] = pool_->counted(static_cast<Pool::Count>(i), layer);
         return d;
     }
 

@@ -22,13 +22,13 @@ namespace strata {
 class Parking {
   public:
     // Sleeps until ready(), which is looked at again whenever unpark was called; counts each sleep.
-    template <class Ready>
-    void park_until(Ready ready, std::atomic<int64_t>& sleeps) {
+    template <class Ready, class Count>
+    void park_until(Ready ready, Count count) {
         sleepers_.fetch_add(1);
         for (;;) {
             const uint32_t epoch = epoch_.load();
             if (ready()) break;
-            sleeps.fetch_add(1, std::memory_order_relaxed);
+            count();
             park(epoch);
         }
         sleepers_.fetch_sub(1);

@@ -114,19 +114,19 @@ uint8_t* Scratch::get(size_t n_bytes) {
 }
 
 Pool::Pool(int workers, std::vector<int> cpus, std::vector<int> homes, int spin_us, int max_spinners)
-    : workers_(workers),
-      own_home_(homes.empty() ? 0 : homes[0]),
+    : homes_(std::move(homes)),
+      workers_(workers),
       spin_us_(spin_us),
       max_spinners_(max_spinners),
       process_(process_id()) {
     for (auto& mask : active_) mask.store(0);
+    counters_ = std::make_unique<Counters[]>(static_cast<size_t>(workers) * (MOST_LAYERS + 1));
     threads_.reserve(workers - 1);
     for (int i = 1; i < workers; i++) {
         const int cpu = cpus.empty() ? -1 : cpus[i % cpus.size()];
-        const int home = homes.empty() ? 0 : homes[i % homes.size()];
-        threads_.emplace_back([this, i, cpu, home] {
+        threads_.emplace_back([this, i, cpu] {
             if (cpu >= 0) pin_to(cpu);
-            worker_main(i, home);
+            worker_main(i);
         });
     }
 }
@@ -174,13 +174,13 @@ uint64_t Pool::start(Work& work, std::unique_ptr<Work> owned, Urgency urgency) {
                 slot.layer.store(work.layer);
                 slot.ticket.store(ticket);
                 active_[static_cast<int>(urgency)].fetch_or(1ull << i);
-                count(work.layer, [](Counters& c) { c.works.fetch_add(1, std::memory_order_relaxed); });
+                count(0, work.layer, WORKS, 1);
                 begin_phase(slot, 0);
                 return ticket;
             }
         }
         // every slot is taken: help until one is free
-        if (!run_any(own_home_)) std::this_thread::yield();
+        if (!run_any(0)) std::this_thread::yield();
     }
 }
 
@@ -216,6 +216,10 @@ void Pool::begin_phase(Slot& slot, int phase) {
 void Pool::finish(Slot& slot) {
     const uint64_t bit = 1ull << (&slot - slots_);
     active_[static_cast<int>(slot.urgency)].fetch_and(~bit);
+    if (const int64_t ns = slot.work->quantize_ns.load(std::memory_order_relaxed)) {
+        count(0, slot.work->layer, QUANTIZE_NS, ns);
+        count(0, slot.work->layer, COMPUTE_NS, -ns);
+    }
     slot.owned.reset();
     slot.finished.store(slot.ticket.load());
     waiting_.unpark();
@@ -232,25 +236,32 @@ int Pool::claimable(const Slot& slot, int home) const {
     return -1;
 }
 
-template <class Add>
-void Pool::count(int layer, Add add) {
-    add(counters);
-    if (layer >= 0 && layer < n_layers_) add(layers_[layer]);
+void Pool::count(int thread, int layer, Count what, int64_t by) {
+    Counters* mine = counters_of(thread);
+    mine->of[what].fetch_add(by, std::memory_order_relaxed);
+    if (layer >= 0 && layer < n_layers_.load(std::memory_order_relaxed))
+        mine[layer + 1].of[what].fetch_add(by, std::memory_order_relaxed);
 }
 
 void Pool::count_plan(int layer, int64_t plan_ns, int64_t quantize_ns) {
-    count(layer, [=](Counters& c) {
-        c.plan_ns.fetch_add(plan_ns, std::memory_order_relaxed);
-        c.quantize_ns.fetch_add(quantize_ns, std::memory_order_relaxed);
-    });
+    count(0, layer, PLAN_NS, plan_ns);
+    count(0, layer, QUANTIZE_NS, quantize_ns);
 }
 
 void Pool::count_layers(int n) {
-    layers_ = std::make_unique<Counters[]>(static_cast<size_t>(n));
-    n_layers_ = n;
+    if (n < 0 || n > MOST_LAYERS)
+        throw std::invalid_argument("counters of " + std::to_string(n) + " layers; a pool has room for " +
+                                    std::to_string(MOST_LAYERS));
+    n_layers_.store(n);
 }
 
-bool Pool::run_task(Slot& slot, int h, int home) {
+int64_t Pool::counted(Count what, int layer) const {
+    int64_t sum = 0;
+    for (int i = 0; i < workers_; i++) sum += counters_of(i)[layer + 1].of[what].load(std::memory_order_relaxed);
+    return sum;
+}
+
+bool Pool::run_task(Slot& slot, int h, int thread) {
     Queue& queue = slot.queues[h];
     uint64_t state = queue.state.load(std::memory_order_acquire);
     do {
@@ -259,7 +270,7 @@ bool Pool::run_task(Slot& slot, int h, int home) {
     // a claimed task keeps its work and phase in place until it is counted as done
     Work& work = *slot.work;
     const int phase = slot.phase, layer = work.layer;
-    const bool stray = work.n_homes(phase) > 1 && h != home;
+    const bool stray = work.n_homes(phase) > 1 && h != home_of(thread);
     const bool quantizes = work.clock(phase) == Clock::quantize;
     const auto start = Time::now();
     try {
@@ -269,19 +280,16 @@ bool Pool::run_task(Slot& slot, int h, int home) {
         errors_.emplace(slot.ticket.load(), error.what());
         any_error_.store(true);
     }
-    const int64_t ns = ns_since(start);
-    count(layer, [=](Counters& c) {
-        (quantizes ? c.quantize_ns : c.compute_ns).fetch_add(ns, std::memory_order_relaxed);
-        c.tasks.fetch_add(1, std::memory_order_relaxed);
-        if (stray) c.strays.fetch_add(1, std::memory_order_relaxed);
-    });
+    count(thread, layer, quantizes ? QUANTIZE_NS : COMPUTE_NS, ns_since(start));
+    count(thread, layer, TASKS, 1);
+    if (stray) count(thread, layer, STRAYS, 1);
     if (slot.left.fetch_sub(1, std::memory_order_acq_rel) == 1) begin_phase(slot, phase + 1);
     return true;
 }
 
-bool Pool::run_task_of(Slot& slot, int home) {
-    const int h = claimable(slot, home);
-    return h >= 0 && run_task(slot, h, home);
+bool Pool::run_task_of(Slot& slot, int thread) {
+    const int h = claimable(slot, home_of(thread));
+    return h >= 0 && run_task(slot, h, thread);
 }
 
 // Of the most urgent works with tasks the oldest that has some for this home, else the oldest.
@@ -302,18 +310,19 @@ Pool::Place Pool::most_urgent(int home) {
     return {nullptr, -1};
 }
 
-bool Pool::run_any(int home) {
-    const Place place = most_urgent(home);
-    return place.slot && run_task(*place.slot, place.home, home);
+bool Pool::run_any(int thread) {
+    const Place place = most_urgent(home_of(thread));
+    return place.slot && run_task(*place.slot, place.home, thread);
 }
 
-void Pool::worker_main(int index, int home) {
+void Pool::worker_main(int index) {
     const FloatRules rules;
+    const int home = home_of(index);
     const auto ready = [this, home] { return stop_.load() || most_urgent(home).slot; };
     while (!stop_.load()) {
-        if (run_any(home)) continue;
+        if (run_any(index)) continue;
         if (index < max_spinners_ && spin_until(spin_us_, ready)) continue;
-        idle_.park_until(ready, counters.sleeps);
+        idle_.park_until(ready, [this, index] { count(index, -1, SLEEPS, 1); });
         if (most_urgent(home).slot) idle_.unpark(FAN);
     }
 }
@@ -330,14 +339,14 @@ void Pool::wait(uint64_t ticket) {
     Slot& slot = slots_[ticket % SLOTS];
     const int layer = slot.layer.load();
     const auto ready = [&] {
-        return done(ticket) || (slot.ticket.load() == ticket && claimable(slot, own_home_) >= 0);
+        return done(ticket) || (slot.ticket.load() == ticket && claimable(slot, home_of(0)) >= 0);
     };
     while (!done(ticket)) {
-        if (slot.ticket.load() == ticket && run_task_of(slot, own_home_)) continue;
+        if (slot.ticket.load() == ticket && run_task_of(slot, 0)) continue;
         const auto start = Time::now();
-        if (!spin_until(max_spinners_ > 0 ? spin_us_ : 0, ready)) waiting_.park_until(ready, counters.sleeps);
-        const int64_t ns = ns_since(start);
-        count(layer, [ns](Counters& c) { c.wait_ns.fetch_add(ns, std::memory_order_relaxed); });
+        if (!spin_until(max_spinners_ > 0 ? spin_us_ : 0, ready))
+            waiting_.park_until(ready, [this] { count(0, -1, SLEEPS, 1); });
+        count(0, layer, WAIT_NS, ns_since(start));
     }
     if (!any_error_.load()) return;
     const std::lock_guard<std::mutex> lock(error_mutex_);
@@ -361,13 +370,10 @@ void Pool::run_alone(Work& work) {
         const bool quantizes = work.clock(phase) == Clock::quantize;
         const auto start = Time::now();
         for (int task = 0; task < work.n_tasks(phase); task++) work.run(phase, task, thread_scratch());
-        const int64_t ns = ns_since(start);
-        count(work.layer, [=, &work](Counters& c) {
-            (quantizes ? c.quantize_ns : c.compute_ns).fetch_add(ns, std::memory_order_relaxed);
-            c.tasks.fetch_add(work.n_tasks(phase), std::memory_order_relaxed);
-        });
+        count(0, work.layer, quantizes ? QUANTIZE_NS : COMPUTE_NS, ns_since(start));
+        count(0, work.layer, TASKS, work.n_tasks(phase));
     }
-    count(work.layer, [](Counters& c) { c.works.fetch_add(1, std::memory_order_relaxed); });
+    count(0, work.layer, WORKS, 1);
 }
 
 }  // namespace strata

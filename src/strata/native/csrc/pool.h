@@ -47,15 +47,11 @@ class Work {
     virtual Clock clock(int phase) const = 0;
     virtual void run(int phase, int task, Scratch& scratch) = 0;
     int layer = -1;  // whose counters grow, too
+    std::atomic<int64_t> quantize_ns{0};  // time inside tasks of Clock::compute that was quantizing
 };
 
 // Lower is more urgent: what a caller waits for at once, rows of this layer, rows joined later.
 enum class Urgency : int { now, on_time, late };
-
-struct Counters {
-    std::atomic<int64_t> plan_ns{0}, quantize_ns{0}, compute_ns{0}, wait_ns{0};
-    std::atomic<int64_t> works{0}, tasks{0}, strays{0}, sleeps{0};  // strays: tasks run away from home
-};
 
 class Pool {
   public:
@@ -84,12 +80,13 @@ class Pool {
     int workers() const { return workers_; }
     // False in a forked child, where the workers do not exist.
     bool in_own_process() const;
-    // Counters of layers 0 .. n - 1 from now on, at most MOST_LAYERS.
+    // Also count by layer, 0 .. n - 1, from now on.
     void count_layers(int n);
-    int counted_layers() const { return n_layers_; }
-    Counters& layer_counters(int layer) { return layers_[layer]; }
+    int counted_layers() const { return n_layers_.load(); }
+    enum Count { PLAN_NS, QUANTIZE_NS, COMPUTE_NS, WAIT_NS, WORKS, TASKS, STRAYS, SLEEPS, N_COUNTS };
+    // Of a layer, or of everything (-1): sums over the threads.
+    int64_t counted(Count what, int layer = -1) const;
     void count_plan(int layer, int64_t plan_ns, int64_t quantize_ns);
-    Counters counters;
 
   private:
     struct alignas(64) Queue {
@@ -108,25 +105,31 @@ class Pool {
         Urgency urgency = Urgency::now;
         Queue queues[HOMES];
     };
+    struct alignas(64) Counters {
+        std::atomic<int64_t> of[N_COUNTS] = {};
+    };
+    static_assert(sizeof(Counters) == 64);
     struct Place {
         Slot* slot;
         int home;
     };
-    static constexpr int SLOTS = 64;
+    static constexpr int SLOTS = 64, MOST_LAYERS = 511;
+    Counters* counters_of(int thread) const { return counters_.get() + static_cast<size_t>(thread) * (MOST_LAYERS + 1); }
     // Sleepers woken by one thread; each of them wakes as many.
     static constexpr int FAN = 4;
 
     uint64_t start(Work& work, std::unique_ptr<Work> owned, Urgency urgency);
     void begin_phase(Slot& slot, int phase);
     void finish(Slot& slot);
-    bool run_task(Slot& slot, int queue, int home);
-    bool run_task_of(Slot& slot, int home);
-    bool run_any(int home);
+    // thread: 0 is every thread but the workers.
+    bool run_task(Slot& slot, int queue, int thread);
+    bool run_task_of(Slot& slot, int thread);
+    bool run_any(int thread);
     Place most_urgent(int home);
     int claimable(const Slot& slot, int home) const;
-    template <class Add>
-    void count(int layer, Add add);
-    void worker_main(int index, int home);
+    void count(int thread, int layer, Count what, int64_t by);
+    int home_of(int thread) const { return homes_.empty() ? 0 : homes_[static_cast<size_t>(thread) % homes_.size()]; }
+    void worker_main(int index);
     void check_usable() const;
 
     Slot slots_[SLOTS];
@@ -138,9 +141,10 @@ class Pool {
     std::map<uint64_t, std::string> errors_;
     std::atomic<bool> any_error_{false};
     std::vector<std::thread> threads_;
-    std::unique_ptr<Counters[]> layers_;
-    int n_layers_ = 0;
-    const int workers_, own_home_, spin_us_, max_spinners_;
+    std::unique_ptr<Counters[]> counters_;  // [workers][1 + MOST_LAYERS]
+    std::atomic<int> n_layers_{0};
+    const std::vector<int> homes_;
+    const int workers_, spin_us_, max_spinners_;
     const int64_t process_;
 };
 

@@ -62,16 +62,12 @@ bool fill(Word* out, size_t n_words, const int8_t* points, int64_t n_bytes, int 
     return true;
 }
 
-// planes [2][n]: byte i of plane p holds the levels of the p-th half of point i, BITS each
-template <int BITS>
+// planes [2][n]: byte i of plane p holds the levels of the p-th half of point i
 void cut(uint8_t* planes, const int8_t* points, int64_t n_bytes, std::initializer_list<int> levels) {
-    constexpr int PER_BYTE = 8 / BITS, PER_POINT = 2 * PER_BYTE;
-    const int64_t n = n_bytes / PER_POINT;
     for (int64_t i = 0; i < n_bytes; i++) {
-        const int64_t point = i / PER_POINT, j = i % PER_POINT;
         uint8_t level = 0;
         for (const int* at = levels.begin(); at != levels.end() && *at != points[i]; at++) level++;
-        planes[j / PER_BYTE * n + point] |= level << BITS * (j % PER_BYTE);
+        planes[i % 4 / 2 * (n_bytes / 4) + i / 4] |= level << 4 * (i % 2);
     }
 }
 
@@ -81,19 +77,14 @@ Tables tables = make_tables();
 
 bool set_grid(const char* name, const int8_t* points, int64_t n_bytes) {
     const auto is = [name](const char* other) { return std::strcmp(name, other) == 0; };
-    const auto iq2 = [=](uint64_t* out, uint8_t* planes, size_t n) {
-        if (!fill(out, n, points, n_bytes, 0, 1, 1)) return false;
-        cut<2>(planes, points, n_bytes, {8, 25, 43});
-        return true;
-    };
     const auto iq3 = [=](uint32_t* out, uint8_t* planes, size_t n, int add, std::initializer_list<int> levels) {
         if (!fill(out, n, points, n_bytes, add, 1, 2)) return false;
-        cut<4>(planes, points, n_bytes, levels);
+        cut(planes, points, n_bytes, levels);
         return true;
     };
-    if (is("IQ2_XXS")) return iq2(tables.iq2_xxs, tables.iq2_xxs_levels[0], 256);
-    if (is("IQ2_XS")) return iq2(tables.iq2_xs, tables.iq2_xs_levels[0], 512);
-    if (is("IQ2_S")) return iq2(tables.iq2_s, tables.iq2_s_levels[0], 1024);
+    if (is("IQ2_XXS")) return fill(tables.iq2_xxs, 256, points, n_bytes, 0, 1, 1);
+    if (is("IQ2_XS")) return fill(tables.iq2_xs, 512, points, n_bytes, 0, 1, 1);
+    if (is("IQ2_S")) return fill(tables.iq2_s, 1024, points, n_bytes, 0, 1, 1);
     if (is("IQ3_XXS")) return iq3(tables.iq3_xxs, tables.iq3_xxs_levels[0], 256, 0, {4, 12, 20, 28, 36, 44, 52, 62});
     if (is("IQ3_S")) return iq3(tables.iq3_s, tables.iq3_s_levels[0], 512, 15, {1, 3, 5, 7, 9, 11, 13, 15});
     if (is("IQ1")) return fill(tables.iq1, 2048, points, n_bytes, 1, 8, 1);

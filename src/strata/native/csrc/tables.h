@@ -17,12 +17,9 @@ struct Tables {
     uint32_t iq3_xxs[256];   // 4 halved magnitudes
     uint32_t iq3_s[512];     // 4 codes (15 + magnitude) / 2
     uint64_t iq1[2048];      // 8 codes 8 * (1 + point)
-    // Entries cut into planes of bytes, as numbers of levels: 2 of 4 bits (IQ3), 4 of 2 bits (IQ2).
+    // Points cut into two planes of bytes, as numbers of levels of 4 bits.
     uint8_t iq3_xxs_levels[2][256];
     uint8_t iq3_s_levels[2][512];
-    uint8_t iq2_xxs_levels[2][256];
-    uint8_t iq2_xs_levels[2][512];
-    uint8_t iq2_s_levels[2][1024];
 };
 
 extern Tables tables;

@@ -19,7 +19,7 @@ struct TileKind {
     static constexpr TileInfo form = tile_info(TYPE);
     static constexpr int BITS = form.bits, FIELDS = 8 / BITS, GROUPS = type.groups, N = 8 / GROUPS;
     static constexpr bool TABLE = form.table != nullptr, MIN = type.has_min;
-#if defined(__AVX512VNNI__)
+#if STRATA_VNNI
     static constexpr bool SIGNED = false;
     static constexpr int BIAS = BITS == 8 || type.fit == 0 ? 128 : type.bias;
 #else
@@ -150,6 +150,45 @@ inline Ints codes_of(Ints w, int f, const CodeTable<K>& table) {
     return w;
 }
 
+#if STRATA_VNNI
+
+// Both parts side by side, so that an activation word is spread over a register once.
+template <class K, int T>
+inline void int_dots_16(const uint8_t* words, int g, const CodeTable<K>& table, const int8_t* const* q,
+                        const int32_t* sum, Ints (*dot)[T]) {
+    constexpr bool TWICE = K::type.mul == 2;
+    for (int part = 0; part < PARTS; part++)
+        for (int t = 0; t < T; t++)
+            dot[part][t] = TWICE || !K::BIAS ? _mm256_setzero_si256() : _mm256_set1_epi32(-K::BIAS * sum[t]);
+    Ints w[PARTS] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+#pragma GCC unroll 8
+    for (int n = 0; n < K::N; n++) {
+        const int v = g * K::N + n;
+        Ints u[PARTS];
+#pragma GCC unroll 2
+        for (int part = 0; part < PARTS; part++) {
+            if (n % K::FIELDS == 0)
+                w[part] = _mm256_loadu_si256(reinterpret_cast<const Ints*>(words + 32 * part + 64 * (v / K::FIELDS)));
+            u[part] = codes_of<K>(w[part], n % K::FIELDS, table);
+        }
+#pragma GCC unroll 4
+        for (int t = 0; t < T; t++) {
+            const Ints four = _mm256_set1_epi32(static_cast<int>(load_u32(q[t] + 32 * v)));
+            for (int part = 0; part < PARTS; part++) {
+                dot[part][t] = _mm256_dpbusd_avx_epi32(dot[part][t], u[part], four);
+                in_order(dot[part][t]);
+            }
+        }
+    }
+    if constexpr (TWICE)
+        for (int part = 0; part < PARTS; part++)
+            for (int t = 0; t < T; t++)
+                dot[part][t] = _mm256_sub_epi32(_mm256_add_epi32(dot[part][t], dot[part][t]),
+                                                _mm256_set1_epi32(K::BIAS * sum[t]));
+}
+
+#else
+
 // Both parts side by side, so that an activation word is spread over a register once.
 template <class K, int T>
 inline void int_dots_16(const uint8_t* words, int g, const CodeTable<K>& table, const int8_t* const* q,
@@ -192,6 +231,8 @@ inline void int_dots_16(const uint8_t* words, int g, const CodeTable<K>& table, 
             for (int part = 0; part < PARTS; part++)
                 dot[part][t] = _mm256_sub_epi32(dot[part][t], _mm256_set1_epi32(K::BIAS * sum[t]));
 }
+
+#endif
 
 #else
 

@@ -44,7 +44,7 @@ struct TileScales {
 
 // Memory is read front to back, but a segment is short: the codes some blocks ahead are asked for.
 #ifndef STRATA_TILE_AHEAD
-#define STRATA_TILE_AHEAD 2048
+#define STRATA_TILE_AHEAD 8192
 #endif
 constexpr int TILE_AHEAD_BYTES = STRATA_TILE_AHEAD;
 

@@ -7,6 +7,13 @@
 // for the linker to merge across the sets.
 #define STRATA_INLINE inline __attribute__((always_inline))
 
+// Products of unsigned with signed bytes summed to int32 by one instruction.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define STRATA_VNNI 1
+#else
+#define STRATA_VNNI 0
+#endif
+
 namespace strata {
 
 enum class Type : int {

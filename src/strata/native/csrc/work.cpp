@@ -14,7 +14,7 @@ namespace {
 // Rows of one task: whole cache lines of output, enough tasks for everyone, none too long to balance.
 int rows_per_task(int n_rows, size_t row_bytes, int n_groups, int workers) {
     constexpr int LINE = 16;
-    constexpr size_t MOST_BYTES = 128 << 10;
+    constexpr size_t MOST_BYTES = 64 << 10;
     const int tasks = std::max(1, 4 * workers / std::max(1, n_groups));
     const size_t by_share = (n_rows + tasks - 1) / tasks;
     const size_t by_bytes = MOST_BYTES / std::max<size_t>(1, row_bytes);
@@ -23,6 +23,10 @@ int rows_per_task(int n_rows, size_t row_bytes, int n_groups, int workers) {
 }
 
 int pieces(int n, int size) { return (n + size - 1) / size; }
+
+int64_t ns_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+}
 
 }  // namespace
 
@@ -150,7 +154,7 @@ ExpertWork::ExpertWork(const Backend& backend, int workers, const ExpertLayout& 
     sort_by_home(homes);
     const auto start = std::chrono::steady_clock::now();
     read_activations(batch);
-    quantize_ns_ = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+    read_ns_ = ns_since(start);
     float* gate = reinterpret_cast<float*>(gate_.data());
     float* up = reinterpret_cast<float*>(up_.data());
     middle_ = std::make_unique<Activations>(backend, layout.down_type, gate, padded, n_entries_,
@@ -165,6 +169,11 @@ ExpertWork::ExpertWork(const Backend& backend, int workers, const ExpertLayout& 
     const size_t gate_up_bytes = info(layout.gate_type).row_bytes(D) + info(layout.up_type).row_bytes(D);
     chunk_f_ = rows_per_task(F, gate_up_bytes, n_groups_, workers);
     chunk_d_ = rows_per_task(D, info(layout.down_type).row_bytes(F), n_groups_, workers);
+    int most = 0;
+    for (int g = 0; g < n_groups_; g++) most = std::max(most, start_[g + 1] - start_[g]);
+    if (most > MOST_QUANTIZED_ALONE || middle_->in_place()) return;
+    gate_up_left_ = std::make_unique<std::atomic<int>[]>(static_cast<size_t>(n_groups_));
+    for (int g = 0; g < n_groups_; g++) gate_up_left_[g].store(per_group(0), std::memory_order_relaxed);
 }
 
 // Every distinct token once per form. Copies even what could be used in place: the caller may overwrite
@@ -209,7 +218,7 @@ int ExpertWork::first_task(int phase, int home) const {
 }
 
 int ExpertWork::n_tasks(int phase) const {
-    if (phase == 1) return middle_->in_place() ? 0 : n_entries_;
+    if (phase == 1) return middle_->in_place() || gate_up_left_ ? 0 : n_entries_;
     return n_groups_ * per_group(phase);
 }
 
@@ -222,8 +231,16 @@ void ExpertWork::run(int phase, int task, Scratch& scratch) {
     const int chunk = phase == 0 ? chunk_f_ : chunk_d_;
     const int group = order_[static_cast<size_t>(task / per_group(phase))], first = task % per_group(phase) * chunk;
     const int count = std::min(chunk, n_rows - first);
-    if (phase == 0) gate_up(group, first, count, scratch);
-    else down(group, first, count, scratch);
+    if (phase == 2) {
+        down(group, first, count, scratch);
+        return;
+    }
+    gate_up(group, first, count, scratch);
+    if (gate_up_left_ && gate_up_left_[group].fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        const auto start = std::chrono::steady_clock::now();
+        middle_->prepare(start_[group], start_[group + 1] - start_[group]);
+        quantize_ns.fetch_add(ns_since(start), std::memory_order_relaxed);
+    }
 }
 
 float ExpertWork::scale_of(int group, int piece) const {

@@ -1,5 +1,6 @@
 // The pieces of work that the pool is given: products with a matrix, experts, attention, recurrence.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -118,7 +119,8 @@ class HomeMap {
     int n_homes_ = 1;
 };
 
-// Three phases: gate and up rows with the activation; the middle quantized; down rows.
+// Three phases: gate and up rows with the activation; the middle quantized; down rows. With few entries
+// a group whoever ends its gate and up rows quantizes them, and there is nothing in between.
 class ExpertWork : public Work {
   public:
     ExpertWork(const Backend& backend, int workers, const ExpertLayout& layout, const ExpertBatch& batch,
@@ -128,7 +130,7 @@ class ExpertWork : public Work {
     int n_homes(int phase) const override { return phase == 1 ? 1 : static_cast<int>(home_start_.size()) - 1; }
     int first_task(int phase, int home) const override;
     // Of quantizing the activations, while the work was made.
-    int64_t quantize_ns() const { return quantize_ns_; }
+    int64_t read_ns() const { return read_ns_; }
     Clock clock(int phase) const override { return phase == 1 ? Clock::quantize : Clock::compute; }
     void run(int phase, int task, Scratch& scratch) override;
 
@@ -155,7 +157,9 @@ class ExpertWork : public Work {
     Buffer gate_, up_;                    // [n, padded F]
     std::unique_ptr<Activations> middle_;
     int chunk_f_, chunk_d_;
-    int64_t quantize_ns_ = 0;
+    static constexpr int MOST_QUANTIZED_ALONE = 16;
+    std::unique_ptr<std::atomic<int>[]> gate_up_left_;  // tasks of each group [G], or null: a phase of its own
+    int64_t read_ns_ = 0;
 };
 
 class AttentionWork : public Work {

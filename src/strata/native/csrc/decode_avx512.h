@@ -1,7 +1,7 @@
-// Row decoders of the IQ types for processors with AVX-512 VBMI: grids are looked up in registers, 64
-// indices at a time. A point of a grid is cut into two bytes of small numbers (of its levels), a byte for
-// 128 points costs one instruction, and a table turns levels into codes, another where the sign bit is
-// set. Codes come in the row's own order and are interleaved after that.
+// Row decoders of the IQ3 types for processors with AVX-512 VBMI: grids are looked up in registers, 64
+// indices at a time. A point of a grid is cut into two bytes of small numbers (of its levels), a byte of
+// 128 points costs one instruction, and a table turns levels into codes. Codes come in the row's own
+// order and are interleaved after that. (Measured for IQ2, whose grids are larger: slower than look-ups.)
 #pragma once
 #include "decode_lookup_x86.h"
 
@@ -60,60 +60,23 @@ STRATA_VBMI inline void iq3_codes(const uint8_t* planes, const int8_t* codes, co
     }
 }
 
-// One or two super-blocks of 32 indices of 8 weights: words of 10 bits.
-template <int N>
-STRATA_VBMI inline void iq2_codes(const uint8_t* planes, const int8_t* codes, const uint16_t* index, const uint8_t* signs,
-                                  int n_blocks, uint8_t* u) {
-    const __m512i x = _mm512_loadu_si512(index), y = _mm512_loadu_si512(index + 32);
-    const __m512i low = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(x)), _mm512_cvtepi16_epi8(y), 1);
-    const auto bit = [](__m512i a, __m512i b, int n) {
-        const __m512i m = _mm512_set1_epi16(static_cast<short>(1 << n));
-        return static_cast<__mmask64>(_mm512_test_epi16_mask(a, m)) | static_cast<__mmask64>(_mm512_test_epi16_mask(b, m)) << 32;
-    };
-    const __mmask64 bit8 = N >= 512 ? bit(x, y, 8) : 0, bit9 = N >= 1024 ? bit(x, y, 9) : 0;
-    const __m512i a = bytes_of<N>(planes, low, bit8, bit9), b = bytes_of<N>(planes + N, low, bit8, bit9);
-    alignas(64) uint8_t words[128];
-    // lane q of each holds eight words: indices 16 q .. 16 q + 7, and the next eight
-    _mm512_store_si512(words, _mm512_unpacklo_epi8(a, b));
-    _mm512_store_si512(words + 64, _mm512_unpackhi_epi8(a, b));
-    const __m512i shifts = _mm512_set1_epi64(0x0e0c0a0806040200), pair = _mm512_set1_epi8(3);
-    for (int i = 0; i < 4 * n_blocks; i++) {
-        const __m512i wide = _mm512_cvtepu16_epi64(_mm_load_si128(reinterpret_cast<const __m128i*>(words + 16 * (i / 2) + 64 * (i % 2))));
-        const __m512i level = _mm512_and_si512(_mm512_multishift_epi64_epi8(shifts, wide), pair);
-        _mm512_storeu_si512(u + 64 * i, codes_of_levels(codes, level, load_u64(signs + 8 * i)));
-    }
-}
-
 // The codes of eight levels, then of their negatives, as in TypeInfo.
-inline constexpr int8_t IQ2_SIGNED[16] = {51, 68, 86, 0, 0, 0, 0, 0, 35, 18, 0, 0, 0, 0, 0, 0};
 inline constexpr int8_t IQ3_S_SIGNED[16] = {8, 9, 10, 11, 12, 13, 14, 15, 7, 6, 5, 4, 3, 2, 1, 0};
 inline constexpr int8_t IQ3_XXS_SIGNED[16] = {33, 37, 41, 45, 49, 53, 57, 62, 29, 25, 21, 17, 13, 9, 5, 0};
 
 template <class Lookup>
 STRATA_VBMI void vbmi_codes(const uint8_t* row, int n, uint8_t* u, float* scale) {
     constexpr TypeInfo type = TYPE_INFO[static_cast<int>(Lookup::type)];
-    constexpr Type T = Lookup::type;
-    constexpr bool EIGHTS = T == Type::IQ2_XXS || T == Type::IQ2_XS || T == Type::IQ2_S;
-    alignas(64) uint16_t index[64] = {};
-    alignas(64) uint8_t signs[64] = {};
+    alignas(64) uint8_t signs[32];
     for (int i = 0; i < n; i++, row += type.block_bytes) {
         prefetch_ahead(row, type.block_bytes);
         Lookup::scales(row, scale + 8 * type.groups * i);
-        if constexpr (EIGHTS) {
-            store_256(signs + 32 * (i % 2), Lookup::signs(row));
-            Lookup::indices(row, index + 32 * (i % 2));
-            if (i % 2 == 0 && i + 1 < n) continue;
-            uint8_t* out = u + 256 * static_cast<size_t>(i - i % 2);
-            if constexpr (T == Type::IQ2_XXS) iq2_codes<256>(tables.iq2_xxs_levels[0], IQ2_SIGNED, index, signs, 1 + i % 2, out);
-            if constexpr (T == Type::IQ2_XS) iq2_codes<512>(tables.iq2_xs_levels[0], IQ2_SIGNED, index, signs, 1 + i % 2, out);
-            if constexpr (T == Type::IQ2_S) iq2_codes<1024>(tables.iq2_s_levels[0], IQ2_SIGNED, index, signs, 1 + i % 2, out);
-        } else {
-            store_256(signs, Lookup::signs(row));
-            uint8_t* out = u + 256 * static_cast<size_t>(i);
-            if constexpr (T == Type::IQ3_S)
-                iq3_codes<512>(tables.iq3_s_levels[0], IQ3_S_SIGNED, row + 2, load_u64(row + 66), signs, out);
-            if constexpr (T == Type::IQ3_XXS) iq3_codes<256>(tables.iq3_xxs_levels[0], IQ3_XXS_SIGNED, row + 2, 0, signs, out);
-        }
+        store_256(signs, Lookup::signs(row));
+        uint8_t* out = u + 256 * static_cast<size_t>(i);
+        if constexpr (Lookup::type == Type::IQ3_S)
+            iq3_codes<512>(tables.iq3_s_levels[0], IQ3_S_SIGNED, row + 2, load_u64(row + 66), signs, out);
+        else
+            iq3_codes<256>(tables.iq3_xxs_levels[0], IQ3_XXS_SIGNED, row + 2, 0, signs, out);
     }
 }
 
