@@ -22,7 +22,7 @@ from strata.core.errors import EngineError, InputError, UnsupportedError
 
 try:
     import llguidance
-except ImportError:  # it belongs to the extra "serve"; require_llguidance says so
+except ImportError:  # an engine without structured output works; require_llguidance says so
     llguidance = None  # type: ignore[assignment]
 
 Row = npt.NDArray[np.float64]
@@ -70,7 +70,8 @@ def require_llguidance() -> Any:
     """The library; UnsupportedError when it is not installed."""
     if llguidance is None:
         raise UnsupportedError(
-            "structured output needs the package llguidance: pip install 'strata-moe[serve]'"
+            "structured output needs the package llguidance, not installed here: pip install "
+            "llguidance"
         )
     return llguidance
 
