@@ -39,6 +39,21 @@ def test_c28_stop_text_over_tokens(served: Running) -> None:
     assert "".join(texts) == "seven gre"
 
 
+@pytest.mark.parametrize("n_tokens", [2, 3, 4])
+def test_c27_characters_split_over_tokens(served: Running, n_tokens: int) -> None:
+    body = messages(f"emoji {n_tokens}")
+    chunks = served.chunks(CHAT, body)
+    assert content(chunks) == served.text(f"emoji {n_tokens}") == "a\N{GRINNING FACE}b"
+    for chunk in chunks:
+        assert "\ufffd" not in (chunk["choices"][0]["delta"].get("content") or "")
+
+
+def test_c27_bytes_that_are_no_text_come_out_the_same_in_both_modes(served: Running) -> None:
+    for more, expected in (({}, "a\ufffdb\ufffdc"), ({"max_tokens": 4}, "a\ufffdb\ufffd")):
+        assert served.text("not text", **more) == expected
+        assert content(served.chunks(CHAT, {**messages("not text"), **more})) == expected
+
+
 def test_c24_prompt_longer_than_the_context(served: Running) -> None:
     """400 before any stream data, both counts, nothing generated, the next request served."""
     before = served.metric("vllm:request_success_total")

@@ -1,0 +1,50 @@
+"""C45: what was asked for and got in part is said with numbers and reasons, in the status and in
+every response that it concerns."""
+
+from __future__ import annotations
+
+from strata.serve.status import features
+from tests.serve.kit import running
+from tests.serve.test_demo_model import ENGINE, MODEL
+
+
+def test_c45_asked_for_all_got_some() -> None:
+    """The demo model has 12 expert layers; the last one and the one before the n-gram block cannot
+    be late."""
+    with running(None, None, model=str(MODEL), defer_cpu="1", **ENGINE) as server:
+        status = server.status
+        (line,) = [x for x in status["report"] if "may be late" in x]
+        assert " of 12 expert layers" in line and int(line.split(" of ")[1].split()[-1]) < 12
+        assert status["mode"]["exact"] is False
+        assert "defer_cpu" in status["mode"]["changes_output"]
+        (feature,) = [f for f in status["features"] if f["name"] == "defer-cpu"]
+        assert feature["state"] == "on (changes the output)"
+        answer = server.chat("What does ls do?", max_tokens=3)
+        mode = answer["strata"]["answers"][0]["mode"]
+        assert mode != "exact" and answer["system_fingerprint"].endswith(mode)
+        exact = server.chat("What does ls do?", max_tokens=3, overlap="exact")
+        assert exact["strata"]["answers"][0]["mode"] == "exact"
+
+
+def test_features_are_read_from_the_report() -> None:
+    report = [
+        "models: x, 3 layers",
+        "device = cpu (--device): on",
+        "defer-cpu = 1 (environment STRATA_DEFER_CPU): off here: no layer can",
+        "top-k = 5 (file a.toml): on (changes the output)",
+    ]
+    assert features(report) == [
+        {"name": "device", "value": "cpu", "source": "--device", "state": "on"},
+        {
+            "name": "defer-cpu",
+            "value": "1",
+            "source": "environment STRATA_DEFER_CPU",
+            "state": "off here: no layer can",
+        },
+        {
+            "name": "top-k",
+            "value": "5",
+            "source": "file a.toml",
+            "state": "on (changes the output)",
+        },
+    ]
