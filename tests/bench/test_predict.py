@@ -78,6 +78,16 @@ def test_the_law_by_hand() -> None:
     assert prediction(host_bytes=0.0).tokens_s == pytest.approx(1000)
 
 
+def test_a_dense_model_has_no_second_term() -> None:
+    asked = load_settings({"device": "cpu", "context": 64})
+    ready = prepare(FIXTURES / "llama" / "bf16.gguf", asked)
+    try:
+        found = predict(ready, asked, Locality(), lambda text: None)
+    finally:
+        ready.plan.checkpoint.close()
+    assert found.tokens_s > 0 and found.host_bytes == 0 and len(found.lines()) == 2
+
+
 def test_a_prediction_is_made() -> None:
     """On a tiny file: positive, of sensible parts, in one line each."""
     asked = load_settings({"device": "cpu", "context": 128})

@@ -192,6 +192,8 @@ def _load_slice(ready: Ready, asked: Effective, n_layers: int) -> tuple[Engine, 
         "adapt_swaps": 0, "device": settings.device,
         "expert_layout": "tiles" if tiles else "native",
     }  # fmt: skip
+    if not ready.plan.n_pairs:
+        changes["expert_layout"] = "auto"
     of = understand(checkpoint)
     if settings.device == "cuda" and _slots(ready) >= ready.plan.n_pairs:
         changes["expert_cache"] = of.n_pairs
