@@ -30,7 +30,7 @@ def both(family: str, device: str, window: int, n_tokens: int, **given: object) 
     """Windows with random acceptance on both engines; every row compared."""
     path = FIXTURES / family / "bf16.gguf"
     rng, text = random.Random(window), tokens_of(family, n_tokens)
-    engine = on_device(path, device, **given)
+    engine = on_device(path, device, pcie_frac=0.0, **given)
     with strata.load(path, device="cpu", context=128, **given) as model:
         while (at := engine.length) < n_tokens:
             n = min(rng.randint(1, window), n_tokens - at)
@@ -68,11 +68,11 @@ def test_a_request_chooses_on_a_device_too() -> None:
     path, tokens = FIXTURES / "qwen4_exp" / "bf16.gguf", tokens_of("qwen4_exp", 16)
     wanted = {}
     for name, given in (("exact", {}), ("fast", {"defer_cpu": "repair"})):
-        engine = on_device(path, "cuda", expert_cache=0, **given)
+        engine = on_device(path, "cuda", expert_cache=0, pcie_frac=0.0, **given)
         wanted[name] = engine.logits(tokens, through="windows", window=2)
         engine.close()
     assert not np.array_equal(wanted["exact"], wanted["fast"])
-    engine = on_device(path, "cuda", expert_cache=0, defer_cpu="repair")
+    engine = on_device(path, "cuda", expert_cache=0, pcie_frac=0.0, defer_cpu="repair")
     for name in ("exact", "fast", "exact"):
         back = engine.select(name)
         assert np.array_equal(engine.logits(tokens, through="windows", window=2), wanted[name])

@@ -187,3 +187,26 @@ def test_impossible_layers_and_biases_are_refused_before_anything_is_loaded() ->
     ):
         with pytest.raises(SettingError, match=message):
             prepare(path, load_settings({"device": "cpu", **given}))
+
+
+def test_the_log_says_which_layers_and_windows_are_deferred(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """C45: so many of so many layers, and why not the others; one line when a window is made."""
+    path = FIXTURES / "qwen4_exp" / "bf16.gguf"
+    caplog.set_level("INFO", logger="strata")
+    with strata.load(path, device="cpu", defer_cpu="1") as model:
+        line = next(x for x in model.report if "STRATA_VERIFY_DEFER_CPU=1" in x)
+        assert "(changes the output): rows of 3 of 5 expert layers may be late" in line
+        assert (
+            "never layer 0 (1 begins with an n-gram block), 4 (the head reads its result)" in line
+        )
+        runner = model.engine.runner
+        for _ in range(2):
+            runner.window(3)
+    said = [r.getMessage() for r in caplog.records if "capturing" in r.getMessage()]
+    assert said == ["strata verify: capturing the 3-token window, deferred"]
+    caplog.clear()
+    with strata.load(path, device="cpu", defer_cpu="repair", expert_cache=40) as model:
+        model.engine.runner.window(1)
+    assert "1-token window, not deferred: no expert of its layers is missed" in caplog.text

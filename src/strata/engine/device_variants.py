@@ -9,7 +9,7 @@ from strata.core.settings import Settings
 from strata.experts.device_service import DeviceService
 from strata.models.gpu.network import GpuNetwork
 from strata.models.spec import MoeSpec
-from strata.window.defer import Mode
+from strata.window.defer import Mode, never_late
 from strata.window.device_defer import DeviceDefer, deferrable_layers
 from strata.window.device_repair import DeviceRepair
 from strata.window.device_run import DeviceTransform, DeviceVariant
@@ -53,7 +53,8 @@ def device_variant(
     n_moe = sum(isinstance(layer.ffn, MoeSpec) for layer in spec.layers)
     lines.append(
         f"strata verify: STRATA_VERIFY_DEFER_CPU={settings.defer_cpu} (changes the output): "
-        f"rows of {len(layers)} of {n_moe} expert layers may be late"
+        f"rows of {len(layers)} of {n_moe} expert layers may be late; "
+        f"never layer {never_late(spec)}"
     )
     name = f"defer-{settings.defer_cpu}-{below:g}-{tail}"
     return DeviceVariant(name, transforms, below_L, tail), lines

@@ -16,7 +16,7 @@ from strata.experts.service import ExpertService
 from strata.experts.tail_skip import tail_rule
 from strata.models.network import MoeFfn, Network
 from strata.models.spec import ModelSpec
-from strata.window.defer import Defer, Mode, deferrable_layers, late_buffers
+from strata.window.defer import Defer, Mode, deferrable_layers, late_buffers, never_late
 from strata.window.event_ring import EventRing
 from strata.window.repair import Repair, repair_buffers
 from strata.window.run import PLAIN, Variant
@@ -122,7 +122,7 @@ def _deferral_lines(settings: Settings, network: Network) -> list[str]:
     return [
         f"strata verify: STRATA_VERIFY_DEFER_CPU={settings.defer_cpu} (changes the output): "
         f"rows of {len(defer_layers(settings, network))} of {n_moe} expert layers may be late; "
-        f"not the last layer, nor one in front of an n-gram block"
+        f"never layer {never_late(network.spec)}"
     ]
 
 

@@ -19,6 +19,7 @@ from typing import Literal
 
 import torch
 
+from strata.core.log import LOG
 from strata.core.types import Place
 from strata.experts.service import ExpertService
 from strata.kernels.combine import combine
@@ -53,6 +54,19 @@ def deferrable(network: Network) -> list[int]:
     return deferrable_layers(network.spec)
 
 
+def never_late(spec: ModelSpec) -> str:
+    """Which of the layers with routed experts can never be late, and why."""
+    able = set(deferrable_layers(spec))
+    found = []
+    for layer, parts in enumerate(spec.layers):
+        if not isinstance(parts.ffn, MoeSpec) or layer in able:
+            continue
+        last = layer == spec.n_layers - 1
+        why = "the head reads its result" if last else f"{layer + 1} begins with an n-gram block"
+        found.append(f"{layer} ({why})")
+    return ", ".join(found)
+
+
 class Defer:
     """The transformation for a set of layers. split: some rows of these layers stay on time."""
 
@@ -74,9 +88,15 @@ class Defer:
 
     def __call__(self, program: Program, frame: Frame) -> Program:
         """The program with the late rows of every chosen layer moved."""
+        how = "not deferred: no expert of its layers is missed" if self._resident() else "deferred"
+        LOG.info("strata verify: capturing the %d-token window, %s", program.n_tokens, how)
         for layer in self.layers:
             program = self._move(program, frame, layer)
         return program
+
+    def _resident(self) -> bool:
+        """Whether every expert of the layers is in the fast tier, so that no row is ever late."""
+        return all((self._service.tier.address_LE[layer] != 0).all() for layer in self.layers)
 
     def _move(self, program: Program, frame: Frame, layer: int) -> Program:
         behind = f"ffn_write:{layer}" if self._mode == "check" else f"attn_write:{layer + 1}"

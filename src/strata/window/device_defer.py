@@ -58,6 +58,9 @@ class _Bound(Defer):
     def __init__(self, network: GpuNetwork, service: DeviceService, meeting: Meeting) -> None:
         self._net, self._rows, self._meeting = network, service, meeting
 
+    def _resident(self) -> bool:
+        return False  # with every expert resident a window has no host and no transformation
+
     def _late_steps(self, frame: Frame, layer: int, behind: str) -> tuple[Step, Step]:
         meeting, hyper = self._meeting, self._net.spec.streams > 1
         wait = Step(
