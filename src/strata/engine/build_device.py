@@ -20,6 +20,7 @@ from strata.core.settings import SETTINGS, Settings
 from strata.core.types import Place
 from strata.engine.assembly import fast_tier_of, workers_of
 from strata.engine.checkpoint_plan import KV_DTYPES, CheckpointPlan
+from strata.engine.device_room import RESERVE_BYTES, slots_in, staging_beside
 from strata.engine.device_variants import device_variant
 from strata.engine.expert_plan import ExpertPlan, load_planned
 from strata.engine.overlaps import choices
@@ -28,7 +29,7 @@ from strata.experts.fast_tier import FastTier
 from strata.experts.pcie_share import share_numerator
 from strata.experts.share_control import ShareControl
 from strata.experts.store import ExpertLayer, ExpertStore, Progress, stride_of
-from strata.experts.stream import LayerStream, stream_bytes
+from strata.experts.stream import LayerStream
 from strata.kernels.embed.native import lookup
 from strata.memory.budget import GIB
 from strata.memory.handshake import Area, Handshake, PlainArea, area_bytes
@@ -56,8 +57,6 @@ from strata.window.run import MAX_WINDOW_TOKENS
 FIRST_SHARE = 0.25
 SPIN_US = 400
 """Workers wait awake for the next layer's ring."""
-RESERVE_BYTES = 1 << 30
-"""VRAM left alone: graphs, compiled kernels, and what the driver takes later."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def assemble(
     store = load_planned(experts, plan.experts, settings, progress)
     pool = CpuPool(workers=settings.workers, isa=settings.cpu_isa, spin_us=SPIN_US)
     driver = _driver() if compiled else None
-    n_slots = _slots(plan, settings, store, device)
+    n_slots, staged = _slots(plan, settings, store, device)
     tier = fast_tier_of(plan, settings, store, n_slots, device)
     shake = _handshake(network, driver)
     reach, locked, reach_line = _reach(settings, store, driver)
@@ -114,7 +113,7 @@ def assemble(
         service.serve_natively(pool, store)
     share = _share(settings, service, reach is not None)
     variant, variant_lines = device_variant(settings, network, service)
-    reader = _reader(settings, network, service, state, store, tier)
+    reader = _reader(settings, network, service, state, store, tier) if staged else None
     least = _short_read(settings, plan)
     runner = DeviceRunner(network, service, state, variant, share, reader, least)
     runner.variant_for = lambda s: device_variant(s, network, service)[0]
@@ -200,11 +199,12 @@ def _ngram_rows(plan: CheckpointPlan, roles: object) -> dict[int, NgramRows]:
 
 def _slots(
     plan: CheckpointPlan, settings: Settings, store: ExpertStore, device: torch.device
-) -> int:
-    """Experts that VRAM holds: as asked, or as many as are left room for."""
+) -> tuple[int, bool]:
+    """Experts that VRAM holds, as asked or as many as are left room for; and whether prompts can
+    have the others pass through it."""
     layers = [layer for layer in store.layers if layer is not None]
     if not layers:
-        return 0
+        return 0, True
     unread = [k for g in layers for k in _unreadable(g.shape)]
     if unread:
         raise UnsupportedError(
@@ -214,24 +214,21 @@ def _slots(
     auto = SETTINGS["expert_cache"].auto
     slot_bytes = max(stride_of(g.shape) for g in layers)
     if device.type != "cuda":
-        return 0 if settings.expert_cache == auto else settings.expert_cache
+        return (0 if settings.expert_cache == auto else settings.expert_cache), True
     free, total = torch.cuda.mem_get_info(device)
-    every = plan.n_pairs * slot_bytes
-    if every > free - RESERVE_BYTES:
-        free -= stream_bytes(store)
     if settings.vram_gb:
         free = min(free, int(settings.vram_gb * GIB) - (total - free))
-    room = max(0, (free - RESERVE_BYTES) // slot_bytes)
-    if settings.expert_cache == auto:
-        return int(min(plan.n_pairs, room))
-    if settings.expert_cache > room:
+    free = max(0, free - RESERVE_BYTES)
+    shapes = [None if g is None else (g.shape, g.n_experts) for g in store.layers]
+    slots = slots_in(shapes, free) if settings.expert_cache == auto else settings.expert_cache
+    if slots * slot_bytes > free:
         raise DoesNotFitError(
             f"--expert-cache {settings.expert_cache}: "
             f"{settings.expert_cache * slot_bytes / GIB:.2f} GiB of experts, and "
-            f"{max(free - RESERVE_BYTES, 0) / GIB:.2f} GiB of VRAM are left "
-            f"({room} experts); ask for that or less"
+            f"{free / GIB:.2f} GiB of VRAM are left "
+            f"({free // slot_bytes} experts); ask for that or less"
         )
-    return settings.expert_cache
+    return slots, slots == plan.n_pairs or staging_beside(shapes, slots, free) > 0
 
 
 def _unreadable(shape: object) -> list[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from strata.core.settings import SETTINGS, Settings
+from strata.engine.device_room import RESERVE_BYTES, dense_bytes, slots_in, staging_beside
 from strata.experts.layouts import Entry
 from strata.experts.loader import expert_shapes, peak_bytes
 from strata.experts.mapped import mapped_bytes
@@ -33,6 +34,7 @@ from strata.models.spec import ModelSpec
 from strata.models.synthetic import thinned
 from strata.models.weights import LoadReport, PlannedWeight, plan_weights
 from strata.window.layer import window_buffers
+from strata.window.run import MAX_WINDOW_TOKENS
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 KV_DTYPES = {"f32": torch.float32, "f16": torch.float16, "f64": torch.float64}
@@ -87,11 +89,16 @@ def memory_plan(plan: CheckpointPlan, settings: Settings, probes: Probes) -> Mem
     state = sum(s.n_bytes(context) for group in network.state_specs() for s in group.values())
     chunk = min(settings.prompt_chunk, context)
     fast = _fast_memory(settings)
+    on_gpu = fast == "vram"
+    weights = plan.weights.dense_bytes
+    if on_gpu:
+        weights = dense_bytes(plan.spec, plan.weights.planned)
     dense = (
-        Line(fast, "dense weights", plan.weights.dense_bytes),
+        Line(fast, "dense weights", weights),
         Line(fast, f"state at {context} tokens of context", state),
         Line(fast, f"window buffers (up to {settings.spec} tokens)", _windows(network, settings)),
-        Line(fast, f"prompt buffers (chunks of {chunk} tokens)", _frame(network, chunk, 1, False)),
+        Line(fast, f"prompt buffers (chunks of {chunk} tokens)", _chunk(network, settings, chunk)),
+        *((Line(fast, "graphs and compiled kernels", RESERVE_BYTES),) if on_gpu else ()),
     )
     limits = {"ram": smallest(_limits(settings, probes))}
     room = 0
@@ -118,9 +125,10 @@ def expert_lines(shapes: Sequence[Entry], settings: Settings, room: int = 0) -> 
     slot_bytes = max((stride_of(entry[0]) for entry in shapes if entry is not None), default=0)
     slots = min(settings.expert_cache, n_pairs)
     if settings.expert_cache == SETTINGS["expert_cache"].auto:
-        slots = min(n_pairs, max(room, 0) // slot_bytes) if slot_bytes else 0
+        slots = slots_in(shapes, room)
     name = f"fast tier ({slots} experts)"
-    tier = Line(_fast_memory(settings), name, slots * slot_bytes)
+    fast = _fast_memory(settings)
+    tier = Line(fast, name, slots * slot_bytes)
     if settings.experts_on_disk:
         on_disk, extras = mapped_bytes(shapes)
         return (
@@ -129,9 +137,11 @@ def expert_lines(shapes: Sequence[Entry], settings: Settings, room: int = 0) -> 
             Line("disk", "routed experts, in the page cache as far as it goes", on_disk),
         )
     loading = peak_bytes(shapes, settings.workers)
+    staging = staging_beside(shapes, slots, room) if fast == "vram" else 0
     return (
         Line("ram", "routed experts", store_bytes(shapes)),
         tier,
+        Line(fast, "experts on their way (prompts)", staging),
         Line("ram", f"loading ({settings.workers} threads)", loading),
     )
 
@@ -143,6 +153,14 @@ def _limits(settings: Settings, probes: Probes) -> list[Limit]:
         # machine
         return [Limit(f"--ram-gb {settings.ram_gb:g}", int(settings.ram_gb * GIB))]
     return limits
+
+
+def _chunk(network: Network, settings: Settings, n_tokens: int) -> int:
+    """Buffers of a prompt's chunk; in exact numerics a GPU keeps its streams and a window."""
+    if settings.device == "cuda" and settings.numerics == "exact":
+        streams = n_tokens * network.spec.streams * network.spec.d_model * 4
+        return streams + _frame(network, MAX_WINDOW_TOKENS, MAX_WINDOW_TOKENS, True)
+    return _frame(network, n_tokens, 1, False)
 
 
 def _windows(network: Network, settings: Settings) -> int:
