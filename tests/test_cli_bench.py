@@ -93,6 +93,18 @@ def test_a_synthetic_model_with_a_trace_in_windows(capsys: pytest.CaptureFixture
     assert captured.out.splitlines()[1].split()[5] == "1.50", "3 tokens in windows of 2 and 1"
 
 
+def test_every_cell_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two arms in windows of 1 and 3, of which at most 2 tokens are kept (C50: each cell, not the
+    best one)."""
+    words = ["--arms", "off,check", "--window", "1,3", "--accept", "2", "--no-layers"]
+    assert main(["bench", PATH, *TINY, "--tokens", "4", *words]) == 0
+    table = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [(t[0], t[1], t[6]) for t in table] == [
+        ("off", "w1", "1.00"), ("check", "w1", "1.00"), ("off", "w3", "2.00"),
+        ("check", "w3", "2.00"),
+    ]  # fmt: skip
+
+
 def test_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     """Machine, plan and prediction; a model that does not fit is refused with numbers."""
     assert main(["doctor", PATH, "--device", "cpu", "--context", "128", "--check"]) == 0

@@ -119,7 +119,8 @@ def _parser() -> CommandParser:
     add("--rounds", metavar="N", help="times over [default 3]")
     add("--quick", action="store_true", help="3 prompts x 32 tokens, 2 rounds")
     add("--long", action="store_true", help=f"3 prompts of {LONG_TOKENS} tokens instead")
-    add("--window", metavar="T", help="windows of exactly T tokens instead of drafts")
+    add("--window", metavar="T", help="windows of exactly T tokens instead of drafts; "
+        "several sizes with commas")  # fmt: skip
     add("--accept", metavar="N", help="with --window: tokens kept of each [default 1]")
     add("--locality", metavar="ZIPF,REPEAT", help="experts from a made-up routing trace; off is "
         "the router [default for synthetic models 0.6,0.3, else off]")  # fmt: skip
@@ -157,12 +158,14 @@ def _window(parser: CommandParser, args: Namespace, options: Options) -> Options
         if accept is not None:
             parser.error("--accept needs --window: it says how many of its tokens are kept")
         return options
-    if not window.isdigit() or not 1 <= int(window) <= 8:
-        parser.error(f"--window {window}: must be between 1 and 8")
+    sizes = [part.strip() for part in window.split(",")]
+    if not all(size.isdigit() and 1 <= int(size) <= 8 for size in sizes):
+        parser.error(f"--window {window}: must be between 1 and 8, or several such sizes")
+    windows = tuple(int(size) for size in sizes)
     kept = accept or "1"
-    if not kept.isdigit() or not 1 <= int(kept) <= int(window):
+    if not kept.isdigit() or not 1 <= int(kept) <= max(windows):
         parser.error(f"--accept {kept}: must be between 1 and --window {window}")
-    return replace(options, window=int(window), accept=int(kept))
+    return replace(options, windows=windows, accept=int(kept))
 
 
 def _routing(parser: CommandParser, args: Namespace, options: Options) -> Options:

@@ -12,6 +12,7 @@ describes a machine with a GPU, and the gain here is none.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,6 +31,8 @@ from strata.models.spec import ModelSpec
 from strata.window.program import Program, Step
 from strata.window.run import WindowRunner
 from strata.window.stamps import FAST_SIDE, WAITS, EventClock, HostClock, StepTimes, layer_kind
+
+_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,12 @@ def time_layers(
     own = isinstance(runner, WindowRunner)
     compiled = runner.network.device.type == "cuda"
     times = StepTimes(engine.spec, EventClock if compiled else HostClock)
+    number = next(_NUMBERS)  # windows are kept by their variant's name
     pool = PoolTimes(engine.service)
     with _told(runner, times) if compiled else nullcontext():
-        run(with_steps(variant, f"{variant.name} timed", times))
+        run(with_steps(variant, f"{variant.name} timed {number}", times))
     if own:
-        run(with_steps(variant, f"{variant.name} in turn", pool))
+        run(with_steps(variant, f"{variant.name} in turn {number}", pool))
     else:
         pool.watch_host(lambda: run(variant))
     return _window_time(engine.spec, times, pool, on_time)

@@ -49,7 +49,7 @@ TIMED_TOKENS = 24
 @dataclass(frozen=True)
 class Options:
     """What to measure. prompts, tokens, rounds: of the protocol. long_tokens: 0, or the length of
-    three long prompts instead of the short ones. window, accept: a fixed window size and how many
+    three long prompts instead of the short ones. windows, accept: fixed window sizes and how many
     of its tokens are kept. locality or trace: experts come from a trace instead of the router."""
 
     model: str
@@ -59,7 +59,7 @@ class Options:
     tokens: int = 200
     rounds: int = 3
     long_tokens: int = 0
-    window: int | None = None
+    windows: tuple[int, ...] = ()
     accept: int = 1
     locality: Locality | None = None
     trace: Path | None = None
@@ -101,7 +101,9 @@ def run_speed(options: Options, asked: Effective, say: Say) -> Outcome:
     for arms in _groups(options, asked):
         base = asked if len(arms) > 1 else arms[0].asked(asked)
         with load_effective(options.model, base) as model:
-            _measure(options, arms, model, Costs(traffic, bandwidths), outcome, say)
+            costs = Costs(traffic, bandwidths)
+            for window in options.windows or (None,):
+                _measure(options, window, arms, model, costs, outcome, say)
     return outcome
 
 
@@ -132,17 +134,18 @@ def _with_room(options: Options, asked: Effective) -> Effective:
 
 def _measure(
     options: Options,
+    window: int | None,
     arms: Sequence[Arm],
     model: Model,
     costs: Costs,
     outcome: Outcome,
     say: Say,
 ) -> None:
-    """All arms of one engine."""
+    """All arms of one engine, in windows of one fixed size or with drafts."""
     engine, device = model.engine, model.settings.device
     plan = Plan(
-        _prompts(options, model, say), options.tokens, options.rounds, options.window,
-        options.accept,
+        _prompts(options, model, say), options.tokens, options.rounds, window,
+        min(options.accept, window or 1),
     )  # fmt: skip
     trace = _trace(options, engine.spec)
     replay = None
@@ -166,8 +169,12 @@ def _measure(
         facts |= {"arm_settings": dict(arm.changes), "vram_peak_bytes": vram.n_bytes}
         if times is not None:
             facts["layers"] = [vars(t) for t in times.layers]
-            outcome.lines += [f"{arm.name}:", *layer_lines(times)]
-        outcome.records.append(record_of(result, arm.name, facts))
+            size = f", windows of {window}" if window else ""
+            outcome.lines += [f"{arm.name}{size}:", *layer_lines(times)]
+        record = record_of(result, arm.name, facts)
+        if len(options.windows) > 1:
+            record["arm"] += f" w{window}"
+        outcome.records.append(record)
         outcome.lines += _gain_lines(engine.spec, arms, arm, times, result, device)
     if vram.n_bytes:
         outcome.lines.append(f"VRAM peak {vram.n_bytes / 2**30:.2f} GiB ({vram.source})")
@@ -272,7 +279,7 @@ def _facts(options: Options, model: Model, costs: Costs, trace: Ids | None) -> R
         "context": settings.context,
         "settings": changed,
         "locality": locality,
-        "window": [options.window, options.accept] if options.window else settings.spec,
+        "window": [*options.windows, options.accept] if options.windows else settings.spec,
         "tokens": options.tokens,
         "dense_bytes": costs.traffic.dense_bytes,
         "all_expert_bytes": costs.traffic.all_expert_bytes,
