@@ -41,6 +41,7 @@ from strata.engine.sampler import Sampler
 from strata.engine.tuned import with_quality_budget
 from strata.engine.variants import WindowVariants, build_variant, require_defer_layers
 from strata.experts.fast_tier import FastTier, read_profile
+from strata.experts.huge import huge_lines
 from strata.experts.layouts import Entry
 from strata.experts.service import ExpertService
 from strata.experts.store import Progress, store_bytes
@@ -230,7 +231,11 @@ def _assemble(ready: Ready, progress: Progress | None) -> Engine:
         tokenizer=tokenizer,
         runner=runner,
         plan=ready.memory,
-        report=[*_report(ready, pool, tier, tokenizer, variants), *calibrated],
+        report=[
+            *_report(ready, pool, tier, tokenizer, variants),
+            *huge_lines(store),
+            *calibrated,
+        ],
         on_close=on_close,
     )
 
