@@ -18,6 +18,9 @@ PATH = Path(__file__).parent.parent / "fixtures" / "qwen3_moe" / "bf16.gguf"
 TOKENS = [int(t) for t in np.random.default_rng(3).integers(8, 64, 60)]
 
 
+ZERO = np.zeros(1, np.int32)
+
+
 def held(*experts: int, n: int = 6) -> np.ndarray:
     found = np.zeros(n, np.bool_)
     found[list(experts)] = True
@@ -29,21 +32,30 @@ def test_counts_exchange_by_use_and_margin() -> None:
     3 would come for 1, but 2 < 5 + 1.5; 4 has fewer than two uses. After a round all count 0.7."""
     counts = UseCounts([6], 0.7)
     rows = np.array([0, 1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4], np.int32)
-    counts.observe(0, rows)
-    (swap,) = counts.swaps(0, held(0, 1))
+    counts.observe(np.zeros_like(rows), rows)
+    (swap,) = counts.swaps([held(0, 1)])
     assert (swap.layer, swap.goes, swap.comes, swap.gain) == (0, 0, 2, 2.0)
     counts.end_round()
     # 2.1 against 0.7: less than the margin by now
-    assert counts.swaps(0, held(0, 1)) == []
-    counts.observe(0, np.array([2], np.int32))
-    assert counts.swaps(0, held(0, 1))[0].gain == pytest.approx(2.4)
+    assert counts.swaps([held(0, 1)]) == []
+    counts.observe(ZERO, np.array([2], np.int32))
+    assert counts.swaps([held(0, 1)])[0].gain == pytest.approx(2.4)
+
+
+def test_layers_are_kept_apart() -> None:
+    """The same number in layers 0 and 2 (layer 1 has no experts): only the used one comes."""
+    counts = UseCounts([4, 0, 6], 0.7)
+    counts.observe(np.array([2, 2, 2], np.int32), np.array([3, 3, 3], np.int32))
+    none = np.zeros(0, np.bool_)
+    (swap,) = counts.swaps([held(0, n=4), none, held(0)])
+    assert (swap.layer, swap.goes, swap.comes) == (2, 0, 3)
 
 
 def test_policies_say_what_should_be_held() -> None:
     """LRU of 2 slots, told 4 then 5: both come, what was there goes."""
     ranking = HeldByPolicy("lru", [[0, 1]])
-    ranking.observe(0, np.array([4, 5], np.int32))
-    assert {(s.goes, s.comes) for s in ranking.swaps(0, held(0, 1))} == {(0, 4), (1, 5)}
+    ranking.observe(np.array([0, 0], np.int32), np.array([4, 5], np.int32))
+    assert {(s.goes, s.comes) for s in ranking.swaps([held(0, 1)])} == {(0, 4), (1, 5)}
 
 
 def run(**settings: object) -> tuple[np.ndarray, AdaptCounts | None]:
@@ -91,10 +103,10 @@ def test_what_was_learned_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "profile.txt"
     with strata.load(PATH, device="cpu", context=128, expert_profile_save=path) as model:
         model.logits(TOKENS[:20], through="windows", window=1)
-        total = model.engine.adapter._total
-        n_experts = [len(t) for t in total]
+        adapter = model.engine.adapter
+        n_experts = [layer.ffn.n_experts for layer in model.engine.spec.layers]
     pairs = read_profile(path, n_experts)
-    uses = [int(total[layer][expert]) for layer, expert in pairs]
+    uses = [adapter.uses_of(pair) for pair in pairs]
     assert uses == sorted(uses, reverse=True) and len(pairs) == sum(n_experts) and uses[0] > 0
     with strata.load(PATH, device="cpu", context=64, expert_profile=path, expert_cache=5) as model:
         assert model.engine.service.tier.resident() == sorted(pairs[:5])

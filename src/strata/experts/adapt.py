@@ -21,6 +21,7 @@ from strata.experts.fast_tier import FastTier, Pair
 from strata.experts.policy import POLICIES, Policy
 
 I32 = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
 LEAST_USES, MARGIN = 2.0, 1.5
 """An expert comes in from so many (decayed) uses, and with so many more than the one that goes."""
 
@@ -28,8 +29,8 @@ LEAST_USES, MARGIN = 2.0, 1.5
 class UsesExperts(Protocol):
     """A service, on whatever device."""
 
-    def experts_of(self, layer: int) -> I32:
-        """Experts of the layer's rows in the last window, in any order."""
+    def rows_used(self) -> tuple[I32, I32]:
+        """(layer, expert) of every routed row of the last window, rows of a layer together."""
         ...
 
 
@@ -45,12 +46,12 @@ class Swap(NamedTuple):
 class Ranking(Protocol):
     """Who should be held, by use."""
 
-    def observe(self, layer: int, expert_R: I32) -> None:
-        """The rows of a layer in one window."""
+    def observe(self, layer_N: I32, expert_N: I32) -> None:
+        """The rows of one window."""
         ...
 
-    def swaps(self, layer: int, held_E: npt.NDArray[np.bool_]) -> list[Swap]:
-        """Exchanges worth making in a layer, best first."""
+    def swaps(self, held_L: Sequence[Bools]) -> list[Swap]:
+        """Exchanges worth making, those of a layer best first."""
         ...
 
     def end_round(self) -> None:
@@ -59,19 +60,26 @@ class Ranking(Protocol):
 
 
 class UseCounts:
-    """Decayed uses of every expert; ``decay`` once a round."""
+    """Decayed uses of every expert; ``decay`` once a round. All layers at once: a window's rows
+    cost microseconds."""
 
     def __init__(self, n_experts_L: Sequence[int], decay: float) -> None:
         self._decay = decay
-        self._uses = [np.zeros(n, np.float32) for n in n_experts_L]
+        self._start = starts(n_experts_L)
+        self._uses = np.zeros(sum(n_experts_L), np.float32)
 
-    def observe(self, layer: int, expert_R: I32) -> None:
+    def observe(self, layer_N: I32, expert_N: I32) -> None:
         """See Ranking."""
-        np.add.at(self._uses[layer], expert_R, np.float32(1))
+        np.add.at(self._uses, self._start[layer_N] + expert_N, np.float32(1))
 
-    def swaps(self, layer: int, held_E: npt.NDArray[np.bool_]) -> list[Swap]:
+    def swaps(self, held_L: Sequence[Bools]) -> list[Swap]:
         """See Ranking."""
-        uses = self._uses[layer]
+        wanted = ~np.concatenate(held_L) & (self._uses >= LEAST_USES)
+        layers = np.unique(np.searchsorted(self._start, np.flatnonzero(wanted), "right") - 1)
+        return [swap for layer in layers.tolist() for swap in self._of(layer, held_L[layer])]
+
+    def _of(self, layer: int, held_E: Bools) -> list[Swap]:
+        uses = self._uses[self._start[layer] : self._start[layer] + len(held_E)]
         outside = np.flatnonzero(~held_E & (uses >= LEAST_USES))
         inside = np.flatnonzero(held_E)
         comes = outside[np.argsort(-uses[outside], kind="stable")]
@@ -86,8 +94,7 @@ class UseCounts:
 
     def end_round(self) -> None:
         """See Ranking."""
-        for uses in self._uses:
-            uses *= self._decay
+        self._uses *= self._decay
 
 
 class HeldByPolicy:
@@ -96,22 +103,31 @@ class HeldByPolicy:
     def __init__(self, name: str, held_L: Sequence[Sequence[int]]) -> None:
         self._policies: list[Policy] = [POLICIES[name](len(held), held) for held in held_L]
 
-    def observe(self, layer: int, expert_R: I32) -> None:
+    def observe(self, layer_N: I32, expert_N: I32) -> None:
         """See Ranking."""
-        policy = self._policies[layer]
-        for expert in expert_R.tolist():
-            policy.access(expert)
-        policy.end_token()
+        layers = np.asarray(layer_N)
+        for layer in np.unique(layers).tolist():
+            policy = self._policies[layer]
+            for expert in expert_N[layers == layer].tolist():
+                policy.access(expert)
+            policy.end_token()
 
-    def swaps(self, layer: int, held_E: npt.NDArray[np.bool_]) -> list[Swap]:
+    def swaps(self, held_L: Sequence[Bools]) -> list[Swap]:
         """See Ranking."""
-        wanted = self._policies[layer].held()
-        held = set(np.flatnonzero(held_E).tolist())
-        pairs = zip(sorted(held - wanted), sorted(wanted - held), strict=False)
-        return [Swap(1.0, layer, goes, comes) for goes, comes in pairs]
+        found = []
+        for layer, held_E in enumerate(held_L):
+            wanted, held = self._policies[layer].held(), set(np.flatnonzero(held_E).tolist())
+            pairs = zip(sorted(held - wanted), sorted(wanted - held), strict=False)
+            found += [Swap(1.0, layer, goes, comes) for goes, comes in pairs]
+        return found
 
     def end_round(self) -> None:
         """Policies age by themselves."""
+
+
+def starts(n_experts_L: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Number of each layer's first expert, counted through all layers."""
+    return np.concatenate([[0], np.cumsum(n_experts_L)])[:-1].astype(np.int64)
 
 
 @dataclass
@@ -152,15 +168,17 @@ class Adapter:
     ) -> None:
         self._tier, self._ranking = tier, ranking
         self._most, self._every = most_swaps, every
-        self._total = [np.zeros(n, np.int64) for n in n_experts_L]
+        self._start, self._n_experts_L = starts(n_experts_L), list(n_experts_L)
+        self._total = np.zeros(sum(n_experts_L), np.int64)
+        self._held_L: list[Bools] = []
+        self._held: Bools = np.zeros(0, np.bool_)
+        self._seen = -1
         self._profile = profile
         self.counts = AdaptCounts()
 
     def after_window(self, service: UsesExperts) -> None:
         """The one hook between windows: look at what was used, and exchange when it is time."""
-        for layer, uses in enumerate(self._total):
-            if len(uses):
-                self.observe(layer, service.experts_of(layer))
+        self.observe(*service.rows_used())
         self.between_windows()
 
     def close(self) -> None:
@@ -168,22 +186,29 @@ class Adapter:
         if self._profile is not None and self.counts.rows:
             save_profile(self._profile, self.ranked(), self.counts.rows)
 
-    def observe(self, layer: int, expert_R: I32) -> None:
-        """The rows of a layer in the window that just ended."""
-        self._ranking.observe(layer, expert_R)
-        np.add.at(self._total[layer], expert_R, 1)
-        self.counts.rows += len(expert_R)
-        self.counts.hits += int((self._tier.address_LE[layer][expert_R] != 0).sum())
+    def observe(self, layer_N: I32, expert_N: I32) -> None:
+        """The rows of the window that just ended."""
+        self._look()
+        flat_N = self._start[layer_N] + expert_N
+        self._ranking.observe(layer_N, expert_N)
+        np.add.at(self._total, flat_N, 1)
+        self.counts.rows += len(flat_N)
+        self.counts.hits += int(np.count_nonzero(self._held[flat_N]))
+
+    def _look(self) -> None:
+        """Who is resident, anew when anybody changed it."""
+        if self._seen != self._tier.version:
+            self._seen = self._tier.version
+            self._held_L = [addresses != 0 for addresses in self._tier.address_LE]
+            self._held = np.concatenate(self._held_L)
 
     def between_windows(self) -> None:
-        """A window ended and its layers were observed; nothing reads the fast tier now."""
+        """A window ended and its rows were observed; nothing reads the fast tier now."""
         self.counts.windows += 1
         if self.counts.windows % self._every or not self._most:
             return
-        found: list[Swap] = []
-        for layer, addresses in enumerate(self._tier.address_LE):
-            if len(addresses):
-                found += self._ranking.swaps(layer, addresses != 0)
+        self._look()
+        found = self._ranking.swaps(self._held_L)
         found.sort(key=lambda swap: -swap.gain)
         for swap in found[: self._most]:
             self._tier.evict((swap.layer, swap.goes))
@@ -191,14 +216,14 @@ class Adapter:
         self.counts.swaps += len(found[: self._most])
         self._ranking.end_round()
 
+    def uses_of(self, pair: Pair) -> int:
+        """Rows of an expert since the start."""
+        return int(self._total[self._start[pair[0]] + pair[1]])
+
     def ranked(self) -> list[Pair]:
         """All experts by their uses since the start, most used first."""
-        flat = [
-            (-int(n), layer, expert)
-            for layer, uses in enumerate(self._total)
-            for expert, n in enumerate(uses)
-        ]
-        return [(layer, expert) for _, layer, expert in sorted(flat)]
+        pairs = [(layer, e) for layer, n in enumerate(self._n_experts_L) for e in range(n)]
+        return sorted(pairs, key=lambda pair: -self.uses_of(pair))
 
 
 def save_profile(path: Path, pairs: Sequence[Pair], rows: int) -> None:

@@ -271,6 +271,13 @@ class DeviceService:
         self._last = (expert_LR, place_LR)
         self.counters.add(place_LR)
 
+    def rows_used(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """(layer, expert) of every routed row of the last window, rows of a layer together."""
+        assert self._last is not None, "no window has run"
+        expert_LR, place_LR = self._last
+        layers, rows = np.nonzero(place_LR >= 0)
+        return layers.astype(np.int32), expert_LR[layers, rows]
+
     def experts_of(self, layer: int) -> npt.NDArray[np.int32]:
         """Experts of the layer's rows in the last window."""
         assert self._last is not None, "no window has run"

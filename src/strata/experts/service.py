@@ -100,6 +100,13 @@ class ExpertService:
         groups = self._plans[layer].groups.values()
         return np.concatenate([np.repeat(g.expert_G, np.diff(g.start)) for g in groups])
 
+    def rows_used(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """(layer, expert) of every routed row of the last window, rows of a layer together."""
+        experts = [self.experts_of(layer) for layer in self._plans]
+        sizes = [len(expert_R) for expert_R in experts]
+        layers = np.repeat(np.fromiter(self._plans, np.int32, len(sizes)), sizes)
+        return layers, np.concatenate(experts)
+
     def ring(self, layer: int, x_TD: torch.Tensor, rows: Mapping[Place, torch.Tensor]) -> None:
         """Start the workers of the host places; ``rows`` says where each place's rows go."""
         plan = self._plans[layer]
