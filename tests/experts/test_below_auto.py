@@ -51,7 +51,7 @@ def test_by_hand(mixer_us: float, fast_us: float, late: int, gain: float) -> Non
 
 
 def test_late_rows_just_fill_the_mixer() -> None:
-    """c_late = m to within one expert, over random layers and windows; at least 97 % of the gain
+    """c_late = m to within one expert, over random layers and windows; at least 93 % of the gain
     of deferring all; and no smaller threshold has it (plain search over all of them)."""
     rng = np.random.default_rng(8)
     for _ in range(8):
@@ -66,12 +66,12 @@ def test_late_rows_just_fill_the_mixer() -> None:
         record = WindowTimes(2, tuple(layers))
         found = choose_below(record)
         whole = plain_gain(record, math.inf)
-        assert plain_gain(record, found.below) >= 0.97 * whole - 1e-9
+        assert plain_gain(record, found.below) >= 0.93 * whole - 1e-9
         for smaller in np.arange(0, min(found.below, 1.0) - 2e-4, 1e-4):
-            assert plain_gain(record, float(smaller)) < 0.97 * whole or whole == 0
+            assert plain_gain(record, float(smaller)) < 0.93 * whole or whole == 0
         assert found == choose_below(record)
     just = choose_below(one(35, 0, 1, tuple(np.linspace(0.001, 0.1, 80).tolist())))
-    assert just.late_share * 80 == pytest.approx(0.97 * 35, abs=1)
+    assert just.late_share * 80 == pytest.approx(0.93 * 35, abs=1)
 
 
 def plain_gain(record: WindowTimes, below: float) -> float:

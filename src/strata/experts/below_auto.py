@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from strata.core.errors import FormatError
 
-ENOUGH = 0.97
-"""Share of the whole gain that the threshold must keep."""
+ENOUGH = 0.93
+"""Share of the whole gain that the threshold must keep. The last few percent are dear: windows
+differ, and to fill the mixer of nearly all of them most rows have to be late."""
 
 _STEP = 1e-4
 """Thresholds are multiples of this."""
