@@ -78,6 +78,21 @@ def understand(checkpoint: Checkpoint) -> CheckpointPlan:
     return CheckpointPlan(checkpoint, family, spec, sources, experts, shapes, weights)
 
 
+def _kept_conversations(network: Network, settings: Settings) -> tuple[Line, ...]:
+    """Copies of recurrent state, and the budget of parked conversations when one is given."""
+    specs = [spec for group in network.state_specs() for spec in group.values()]
+    copy = sum(
+        spec.entry_bytes * (1 if spec.kind == "recurrent" else spec.ring_entries)
+        for spec in specs
+        if spec.kind != "positional"
+    )
+    most = settings.checkpoints + 1  # one more while the oldest is chosen
+    return (
+        Line("ram", f"conversation checkpoints ({settings.checkpoints})", most * copy),
+        Line("ram", "parked conversations", int(max(0.0, settings.park_gb) * GIB)),
+    )
+
+
 def memory_plan(plan: CheckpointPlan, settings: Settings, probes: Probes) -> MemoryPlan:
     """Bytes per owner for resolved settings, and the limits they meet. Allocates nothing.
 
@@ -109,6 +124,7 @@ def memory_plan(plan: CheckpointPlan, settings: Settings, probes: Probes) -> Mem
         *expert_lines(plan.shapes, settings, room),
         *dense,
         Line("ram", "interpreter and libraries", INTERPRETER_BYTES),
+        *_kept_conversations(network, settings),
         Line("disk", "read on demand from the file", plan.weights.on_disk_bytes),
     )
     return MemoryPlan(lines, limits)
