@@ -9,6 +9,7 @@ with unit inputs has unit size (root mean square of the weights: 1 / sqrt(n_cols
 from __future__ import annotations
 
 import math
+import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -70,6 +71,7 @@ class MadeUpCheckpoint(Checkpoint):
         self._numbers = numbers
         self._seed = seed
         self._pools: dict[tuple[str, int], U8] = {}
+        self._lock = threading.Lock()
 
     def raw(self, name: str) -> U8:
         """The tensor's bytes, 1-D, a copy."""
@@ -99,11 +101,12 @@ class MadeUpCheckpoint(Checkpoint):
 
     def _pool(self, kind: str, n_cols: int, n_blocks: int) -> U8:
         """At least n_blocks random blocks, uint8 [n]."""
-        pool = self._pools.get((kind, n_cols))
-        if pool is None or pool.size < n_blocks * TYPES[kind].block_bytes:
-            pool = random_blocks(kind, n_blocks, n_cols**-0.5, self._seed).reshape(-1)
-            self._pools[kind, n_cols] = pool
-        return pool
+        with self._lock:  # loading threads wait for one pool instead of making one each
+            pool = self._pools.get((kind, n_cols))
+            if pool is None or pool.size < n_blocks * TYPES[kind].block_bytes:
+                pool = random_blocks(kind, n_blocks, n_cols**-0.5, self._seed).reshape(-1)
+                self._pools[kind, n_cols] = pool
+            return pool
 
 
 def random_blocks(kind: str, n_blocks: int, rms: float, seed: int = 0) -> U8:
