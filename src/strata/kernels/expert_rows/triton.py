@@ -29,7 +29,7 @@ from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.quantize.triton import quantize, store_blocks
 from strata.kernels.tile_product import tile_products, twin_products
-from strata.kernels.triton_common import EXACT, activate, enter, tuple_of
+from strata.kernels.triton_common import EXACT, activate, tuple_of
 
 
 @triton.jit
@@ -162,7 +162,6 @@ def gate_up_kernel(
     SLOTS_X: tl.constexpr, SLOTS_H: tl.constexpr,
 ):  # fmt: skip
     """Program (p, g): rows p * N.rows .. of gate and up of group g, for all its entries."""
-    enter()
     group = tl.program_id(1)
     if group < tl.load(n_groups):
         blob = tl.load(addr + group)
@@ -213,7 +212,6 @@ def down_kernel(
     E: tl.constexpr, N: tl.constexpr, T: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Program (p, g): rows p * N.rows .. of down of group g, for all its entries."""
-    enter()
     group = tl.program_id(1)
     if group < tl.load(n_groups):
         blob = tl.load(addr + group)
@@ -239,7 +237,6 @@ def dense_gate_up_kernel(
     SLOTS_X: tl.constexpr, SLOTS_H: tl.constexpr,
 ):  # fmt: skip
     """Program p: rows p * N.rows .. of gate and up for all T tokens; row t of h is token t."""
-    enter()
     first_row = tl.program_id(0) * N.rows
     xs = ()
     qs = ()
