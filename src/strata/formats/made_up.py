@@ -139,7 +139,7 @@ def random_blocks(kind: str, n_blocks: int, rms: float, seed: int = 0) -> U8:
     else:
         # the sign is the block's own, so that a longer pool begins like a shorter one
         signs = np.where(blocks[:, at] & 1, np.float32(1), np.float32(-1))
-        _put_f16(blocks, at, scale * signs)
+        _put_f16(blocks, at, np.asarray(scale * signs, np.float32))
     return blocks
 
 
