@@ -128,9 +128,9 @@ def first(sock: socket.socket) -> float:
         data += sock.recv(65536)
         if not at and b"word1" in data:
             at = time.perf_counter() - start
-    report = next(x for x in data.split(b"\n\n") if b'"strata"' in x and b"prompt_s" in x)
-    prompt_s = float(report.split(b'"prompt_s": ')[1].split(b",")[0])
-    return at - prompt_s
+    report = next(x for x in data.split(b"\n\n") if b'"strata"' in x)
+    engine_s = float(report.split(b'"engine_first_s": ')[1].split(b",")[0])
+    return at - engine_s
 
 
 def body(what: str) -> dict[str, object]:

@@ -103,6 +103,8 @@ class EngineLoop:
         self._stopping = False
         self._last_phase = self._flushed = 0.0
         self._held: list[list[Any]] = []
+        self._came = 0.0
+        self._first_s: float | None = None
 
     def run(self) -> int:
         """Until told to stop; the exit code."""
@@ -127,11 +129,13 @@ class EngineLoop:
 
     def _answer(self, request: Generate) -> None:
         self._current, self._reading = request.id, True
+        self._came, self._first_s = time.monotonic(), None
         end = End(request.id, "cancelled")
         try:
             if not self.cancelled():
                 finish, report = self._backend.generate(request, self)
-                end = End(request.id, finish, report)
+                self._flush(now=True)
+                end = End(request.id, finish, {**report, "engine_first_s": self._first_s})
         except RequestCancelled:
             pass
         except StrataError as error:
@@ -200,6 +204,8 @@ class EngineLoop:
     def _flush(self, *, now: bool = False) -> None:
         if self._held and (now or time.monotonic() - self._flushed >= PACE_S):
             self._flushed = time.monotonic()
+            if self._first_s is None:
+                self._first_s = self._flushed - self._came
             held, self._held = self._held, []
             self._pipe.send(Tokens(self._current or 0, held))
 

@@ -21,7 +21,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +186,7 @@ class ScriptedBackend:
         engine.reset()
         decoder = MarkedDecoder(self._tokenizer, continues=request.continues)
         session = Session(engine, drafter, lambda: decoder, self._tokenizer.eos_ids, window)
-        base = replace(self._settings)
-        return answer(session, self._tokenizer, decoder, base, request, control)
+        return answer(session, self._tokenizer, decoder, self._settings, request, control)
 
     def counters(self) -> dict[str, Any]:
         """A few rows, so that metrics have something to count."""
