@@ -28,9 +28,8 @@ def model() -> Iterator[Model]:
 
 
 def text(model: Model, prompt: list[int] = PROMPT, **more: object) -> list[int]:
-    return [
-        event.token for event in model.generate(prompt, max_tokens=N, temperature=2, seed=5, **more)
-    ]
+    asked = {"max_tokens": N, "temperature": 2, "seed": 5} | more
+    return [event.token for event in model.generate(prompt, **asked)]
 
 
 def alone(**settings: object) -> list[int]:
@@ -55,11 +54,11 @@ def test_each_choice_answers_like_an_engine_loaded_that_way(model: Model) -> Non
 
 def test_windows_are_recorded_once_for_each_choice(model: Model) -> None:
     for overlap in ("exact", "balanced", "fast"):
-        text(model, overlap=overlap)
+        text(model, overlap=overlap, max_tokens=2)
     runner = model.engine.runner
     before = dict(runner._windows)
     for overlap in ("balanced", "exact", "fast", "auto"):
-        text(model, overlap=overlap)
+        text(model, overlap=overlap, max_tokens=2)
     assert runner._windows == before
     assert runner.variant.name == "repair", "a choice ends with its answer"
 
