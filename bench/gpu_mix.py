@@ -23,6 +23,8 @@ from strata.kernels.embed import triton as embed
 from strata.kernels.gdn import triton as gdn
 from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.hyper import triton as hyper
+from strata.kernels.kv_quant.triton import KvScales
+from strata.kernels.mla import triton as mla
 from strata.kernels.ngram import triton as ngram
 from strata.kernels.plan import triton as plan
 from strata.kernels.pointwise.triton import scale_rows
@@ -120,6 +122,7 @@ def gdn_cases(m: Maker) -> Iterator[Case]:
             m.floats(TAPS + 15, n),
             m.floats(2, VALUE_HEADS, STATE, STATE) * 0.1,
             m.ints([0]),
+            torch.zeros(VALUE_HEADS, dtype=torch.int32, device=m.device),
         )
         weights = gdn.GdnWeights(
             m.floats(TAPS, n), -m.floats(VALUE_HEADS).exp(), m.floats(VALUE_HEADS),
@@ -200,6 +203,51 @@ def attention_cases(m: Maker) -> Iterator[Case]:
         yield Case(name, 2, n_bytes, attend(splits, chunk, False))
 
 
+def encoded_cases(m: Maker) -> Iterator[Case]:
+    """Dense attention over caches of 8 and 4 bits."""
+    for bits, group in ((8, HEAD), (4, 32)):
+
+        def attend(bits: int = bits, group: int = group) -> Callable[[], None]:
+            shape = (m.context, G, HEAD * bits // 8)
+            dtype = torch.int8 if bits == 8 else torch.uint8
+            k, v = (torch.randint(0, 100, shape, device=m.device).to(dtype) for _ in range(2))
+            scales = KvScales(
+                *(m.floats(m.context, G, HEAD // group, dtype=torch.float16) for _ in range(2))
+            )
+            q, out = m.floats(m.T, H, HEAD), m.floats(m.T, H, HEAD)
+            scratch = attention.new_scratch(m.T, H, 64, HEAD, m.device)
+            return lambda: attention.attention(
+                q, k, v, m.pos, 1 / 16, scratch, out, chunk=64, scales=scales
+            )
+
+        n_bytes = 2 * m.context * G * (HEAD * bits // 8 + 2 * HEAD // group)
+        yield Case(f"dense attention {bits} bits", 2, n_bytes, attend)
+
+
+def mla_cases(m: Maker) -> Iterator[Case]:
+    """Latent attention at DeepSeek V3's sizes."""
+    heads, rank, rope, nope, value = 128, 512, 64, 128, 128
+    table = rotary_table(RotarySpec(tuple(0.6**i for i in range(rope // 2)), "pairs"), m.device)
+
+    def cache() -> torch.Tensor:
+        return m.floats(m.context, rank + rope, dtype=torch.float16)
+
+    def append() -> Callable[[], None]:
+        row, norm, q = m.floats(m.T, rank + rope), m.floats(rank), m.floats(m.T, heads, nope + rope)
+        k_b, rows, out = m.weight(heads * nope, rank), cache(), m.floats(m.T, heads, rank + rope)
+        return lambda: mla.append(row, norm, q, k_b, m.pos, rows, out, EPS, table)
+
+    def attend() -> Callable[[], None]:
+        q, rows, v_b = m.floats(m.T, heads, rank + rope), cache(), m.weight(heads * value, rank)
+        scratch = attention.new_scratch(m.T, heads, 16, rank, m.device)
+        out, int8 = m.floats(m.T, heads, value), new_quantized(m.T, heads * value, m.device)
+        return lambda: mla.attend(q, rows, v_b, m.pos, 0.07, scratch, out, quantized=int8)
+
+    yield Case("mla append", 1, 2 * heads * nope * rank, append)
+    n_bytes = 2 * heads * value * rank + 2 * m.context * (rank + rope)
+    yield Case("mla attend", 2, n_bytes, attend)
+
+
 def plan_cases(m: Maker) -> Iterator[Case]:
     n_rows = m.T * ACTIVE
 
@@ -264,7 +312,8 @@ def other_cases(m: Maker) -> Iterator[Case]:
 
 def all_cases(m: Maker) -> Iterator[Case]:
     """Every case of a window."""
-    for group in (hyper_cases, gdn_cases, attention_cases, plan_cases, other_cases):
+    groups = (hyper_cases, gdn_cases, attention_cases, encoded_cases, mla_cases, plan_cases)
+    for group in (*groups, other_cases):
         yield from group(m)
 
 

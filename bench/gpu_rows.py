@@ -1,6 +1,6 @@
 """Speed and bits of the GPU's weight products: dense matrices, float rows, experts.
 
-    PYTHONPATH=src python bench/gpu_rows.py [--part linear|float|experts|host] [--types A,B]
+    PYTHONPATH=src python bench/gpu_rows.py [--part linear|float|experts|host|prompt] [--types A,B]
         [--tokens 1,2,4,8] [--sweep] [--no-verify]
 
 Weights are random tiles made on the device; several copies are read in turn, so that the second-
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -30,15 +31,23 @@ from strata.kernels.expert_rows.launch import (
     row_tuning,
 )
 from strata.kernels.expert_rows.triton import down, gate_up
+from strata.kernels.expert_rows.triton_gemm import expert_rows_many, groups_of_rows
 from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.linear import linear_contract
 from strata.kernels.linear.launch import Tuning
 from strata.kernels.linear.triton import linear
+from strata.kernels.linear.triton_gemm import (
+    GemmTuning,
+    half_rows,
+    linear_many,
+    new_half_rows,
+)
 from strata.kernels.quantize import Quantized, new_quantized
 from strata.kernels.quantize.triton import quantize
 from strata.kernels.weight import Weight
 
 PEAK_GB_S = 4800.0
+PEAK_TFLOPS = 990.0
 DENSE = [(2560, 10240), (2560, 6144), (6144, 2560), (2560, 512), (10240, 320), (320, 10240)]
 FLOAT = [(10240, 320), (320, 10240), (2560, 512)]
 TYPES = ["Q8_0", "Q4_K", "Q6_K", "IQ3_S", "IQ4_NL", "IQ2_S", "Q2_0", "MXFP4", "BF16"]
@@ -286,6 +295,53 @@ def _verify_rows(
             print(f"    row {row}: {same(rows[row], expected)}")
 
 
+def measure_prompt(type_name: str, n_tokens: int, sweep: bool) -> None:
+    """2560 -> 10240 on tensor cores, and a quarter of a layer's experts."""
+    n_rows, n_cols = 10240, D_MODEL
+    weights = [random_weight(type_name, n_rows, n_cols) for _ in range(3)]
+    half, out = (
+        new_half_rows(n_tokens, n_cols, "cuda"),
+        torch.empty(n_tokens, n_rows, device="cuda"),
+    )
+    half_rows(torch.randn(n_tokens, n_cols, device="cuda"), half)
+    tries: list[GemmTuning | None] = [None]
+    if sweep:
+        sizes = ((128, 128, 8), (128, 64, 4), (64, 128, 4), (128, 256, 8))
+        tries += [GemmTuning(t, r, 64, w, 3) for t, r, w in sizes]
+    for tuning in tries:
+        us = graph_us([lambda w=w, g=tuning: linear_many(w, out, half, g) for w in weights])
+        flops(
+            f"{type_name} {n_cols}->{n_rows} T={n_tokens} {tuning or ''}",
+            us,
+            n_tokens * n_rows * n_cols,
+        )
+    if type_name == "BF16":
+        return
+    shape = layout(D_MODEL, D_EXPERT, (type_name, type_name, "Q8_0"), layouts=("tiles",) * 3)
+    pool = torch.empty(128, shape.blob_bytes, dtype=torch.uint8, device="cuda")
+    for blob in pool:
+        random_blob(shape, blob)
+    n = n_tokens * 10 // 4
+    address = pool.data_ptr() + torch.arange(128, device="cuda") * shape.blob_bytes
+    chosen = torch.randint(0, 128, (n,), device="cuda", dtype=torch.int32)
+    groups = groups_of_rows(chosen, 1, address)
+    groups = replace(groups, entry_token=groups.entry_token % n_tokens)
+    h, rows = torch.empty(n, D_EXPERT, device="cuda"), torch.empty(n, D_MODEL, device="cuda")
+    h_half = new_half_rows(n, D_EXPERT, "cuda")
+
+    def experts() -> None:
+        expert_rows_many(gpu_expert(shape), groups, half, h, h_half, rows)
+
+    us = graph_us([experts] * 2)
+    flops(f"{type_name} 128 experts, {n} rows", us, 3 * n * D_MODEL * D_EXPERT)
+
+
+def flops(name: str, us: float, products: int) -> None:
+    """One result of tensor cores."""
+    rate = 2 * products / us / 1e6
+    print(f"{name:44s} {us:8.2f} us {rate:7.1f} TFLOP/s {100 * rate / PEAK_TFLOPS:5.1f} %")
+
+
 def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -313,6 +369,9 @@ def main() -> None:
             measure_experts(types, groups, n_tokens, args.sweep, verify, host=False)
     if "host" in parts:
         measure_experts(EXPERTS[0], 4, 1, False, verify, host=True)
+    if "prompt" in parts:
+        for name, t in itertools.product(("Q6_K", "IQ4_NL", "BF16"), (512, 4096)):
+            measure_prompt(name, t, args.sweep)
 
 
 if __name__ == "__main__":

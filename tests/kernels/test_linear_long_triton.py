@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from strata.kernels.gpu_weight import to_gpu
+from strata.kernels.gpu_weight import GpuWeight, to_gpu
 from strata.kernels.linear import linear_contract
-from strata.kernels.linear.triton_long import LongTuning, linear_long, workspace_numbers
+from strata.kernels.linear.triton_long import (
+    LongTuning,
+    is_long,
+    linear_long,
+    workspace_numbers,
+)
 from strata.kernels.quantize import new_quantized, quantize
 from tests.kernels.test_linear import make_weight, same_bits
 from tests.kernels.test_linear_triton import rows
+from tests.kernels.test_linear_triton import run as run_all
 from tests.kernels.test_quantize import hard_rows
 
 
@@ -55,3 +61,16 @@ def test_bad_activations(triton_device):
     rng = np.random.default_rng(3)
     w, x = make_weight("Q4_K", 16, 256, rng), torch.from_numpy(hard_rows(3, 256, rng))
     same_bits(run(w, x, triton_device), linear_contract(x, w))
+
+
+def test_among_other_matrices(triton_device):
+    """``linear`` takes it apart from the others of its input: contract, and the float order."""
+    rng = np.random.default_rng(6)
+    w = make_weight("Q8_0", 8, 8192, rng)
+    assert is_long(to_gpu(w, "cpu"))
+    assert not is_long(GpuWeight("Q8_0", 700, 8192, torch.empty(0, dtype=torch.uint8)))
+    short = make_weight("F32", 3, 8192, rng)
+    x = rows(rng, 1, 8192)
+    got = run_all([w, short], x, triton_device)
+    same_bits(got[0], linear_contract(x, w))
+    same_bits(got[1], run_all([short], x, triton_device)[0])

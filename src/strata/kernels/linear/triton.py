@@ -1,5 +1,6 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators
-"""Products of up to 8 tokens with weights on the GPU; one launch for all matrices of an input.
+"""Products of up to 8 tokens with weights on the GPU; one launch for all matrices of an input, but
+one more for each that has few long rows (``triton_long``).
 
 Tiles: bit-equal to ``ref.linear_contract``. Float rows: f32 in the order of ``float_product``.
 Every weight is read once for all tokens, and no token's bits depend on how many there are.
@@ -17,6 +18,7 @@ from strata.kernels.float_product import float_product, load_rows
 from strata.kernels.gpu_matrix import matrix_of
 from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.linear.launch import MOST_TOKENS, Tuning, make_parts, tune
+from strata.kernels.linear.triton_long import is_long, linear_long
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.tile_product import tile_products
 from strata.kernels.triton_common import EXACT, pick, tuple_of
@@ -91,7 +93,7 @@ def linear(
     x_q: Quantized | None,
     tuning: Tuning | None = None,
 ) -> None:
-    """outs[i][t] = weights[i] x[t] for every token, in one launch.
+    """outs[i][t] = weights[i] x[t] for every token.
 
     weights: matrices [N_i, K] of one device, best with equal shapes and types side by side. outs:
     f32 [T, N_i], each row contiguous. x_TK: f32 [T, K], contiguous, on a multiple of 16 bytes; it
@@ -100,6 +102,15 @@ def linear(
     """
     n_tokens, n_cols = len(outs[0]), weights[0].n_cols
     _check(weights, outs, x_TK, x_q, n_tokens, n_cols)
+    if tuning is None:
+        for w, out in zip(weights, outs, strict=True):
+            if is_long(w):
+                assert x_q is not None, "x_q"
+                linear_long(w, out, x_q)
+        outs = [out for w, out in zip(weights, outs, strict=True) if not is_long(w)]
+        weights = [w for w in weights if not is_long(w)]
+        if not weights:
+            return
     tuning = tuning or tune([matrix_of(w) for w in weights], n_tokens)
     parts = make_parts(weights, tuning)
     strides = tuple(out.stride(0) for out in outs)
