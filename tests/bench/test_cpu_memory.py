@@ -76,11 +76,11 @@ def test_size_of_an_arena() -> None:
 @pytest.mark.parametrize("workers", [1, 2, 16])
 @pytest.mark.parametrize("name", ["F32", "Q8_0", "Q2_0"])
 def test_a_chunk_is_whole_tiles_and_a_quarter_arena_at_most(name: str, workers: int) -> None:
-    """Expectation: about 8 MiB for each worker."""
+    """Expectation: about 4 MiB for each worker."""
     arena = 144 * MIB
     rows = chunk_rows(name, 2560, workers, arena)
     n_bytes = rows * TYPES[name].row_bytes(2560)
     assert rows % 16 == 0 and rows > 0
-    wanted = min(8 * MIB * workers, arena // 4)
+    wanted = min(4 * MIB * workers, arena // 4)
     assert wanted - 16 * TYPES[name].row_bytes(2560) <= n_bytes <= wanted
-    assert cpu_memory.CHUNK_BYTES == 8 * MIB
+    assert cpu_memory.CHUNK_BYTES == 4 * MIB

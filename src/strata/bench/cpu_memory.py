@@ -25,8 +25,9 @@ MIB = 1 << 20
 CACHES = 4.5
 """Size of an arena in caches of the last level."""
 LEAST_BYTES = 64 * MIB
-CHUNK_BYTES = 8 * MIB
-"""Read by one thread in one sample, so that handing over work (some us) is below 2 % of it."""
+CHUNK_BYTES = 4 * MIB
+"""Read by one thread in one sample: handing over work (some us) is below 2 % of it, and on a busy
+machine some samples end before they are interrupted."""
 
 _SCALES: dict[str, tuple[int, ...]] = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_0": (0,),
@@ -130,6 +131,6 @@ class Arena:
 
 
 def chunk_rows(name: str, n_cols: int, workers: int, arena: int) -> int:
-    """Rows of a matrix of about 8 MiB for each worker, whole tiles, at most a quarter arena."""
+    """Rows of a matrix of about 4 MiB for each worker, whole tiles, at most a quarter arena."""
     most = min(CHUNK_BYTES * workers, arena // 4)
     return max(16, most // TYPES[name].row_bytes(n_cols) // 16 * 16)
