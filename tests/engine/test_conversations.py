@@ -90,7 +90,7 @@ def made(engine: Fed, **more: object) -> Conversations:
     return Conversations(engine, **given)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("park_bytes", [0, 20_000, 1 << 20])
 def test_any_order_of_prompts_gives_the_state_of_a_fresh_start(seed: int, park_bytes: int) -> None:
     rng = random.Random(seed)
@@ -187,7 +187,7 @@ def test_every_damaged_byte_is_refused_before_the_engine_sees_it(tmp_path: Path)
     path, engine = stored(tmp_path)
     good = path.read_bytes()
     before = engine.state.image()
-    places = [*range(0, 700, 3), *range(700, len(good), 41), len(good) - 1]
+    places = [*range(0, 700, 9), *range(700, len(good), 97), len(good) - 1]
     damaged = [good[:at] + bytes([good[at] ^ 0x40]) + good[at + 1 :] for at in places]
     damaged += [good[:at] for at in (0, 5, 12, 60, 400, len(good) - 1)] + [good + b"\0"]
     for data in damaged:
