@@ -13,6 +13,14 @@ PATH = str(Path(__file__).parent / "fixtures" / "qwen3_moe" / "bf16.gguf")
 TINY = ["--device", "cpu", "--context", "256", "--prompts", "2", "--tokens", "3", "--rounds", "1"]
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements that are made but not looked at take little time."""
+    monkeypatch.setattr("strata.bench.predict.TURNS", 2)
+    monkeypatch.setattr("strata.engine.layout_cost._READ_BYTES", 8 << 20)
+    monkeypatch.setattr("strata.bench.speed.RANDOM_PROMPT_TOKENS", 20)
+
+
 def test_arms_are_measured_kept_and_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,13 @@ FULL = {
 }
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements that are made but not looked at take little time."""
+    monkeypatch.setattr("strata.bench.predict.TURNS", 2)
+    monkeypatch.setattr("strata.engine.layout_cost._READ_BYTES", 8 << 20)
+
+
 @pytest.mark.parametrize("name", FULL)
 def test_slices_repeat_the_models_layers(name: str) -> None:
     """Depths by hand: what is irregular (n-grams at layer 1, one dense layer), then periods of 4

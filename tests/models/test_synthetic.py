@@ -15,7 +15,7 @@ from strata.engine.checkpoint_plan import CheckpointPlan, understand
 from strata.models.spec import MoeSpec
 from strata.models.synthetic import open_model
 
-SMALL = "synthetic:qwen4_exp-125b:IQ3_S:layers=4:experts=20:vocab=512"
+SMALL = "synthetic:qwen4_exp-125b:IQ3_S:layers=4:experts=18:vocab=64"
 
 
 def plan(name: str) -> CheckpointPlan:
@@ -51,26 +51,20 @@ def test_scaled_down_names_and_their_refusals() -> None:
         open_model("synthetic:glm-4.5-air:Q4_K:layers=1")
 
 
-def test_a_small_one_runs_the_same_in_windows_and_as_a_prompt() -> None:
+def test_a_small_one_runs() -> None:
     """Logits are finite, of ordinary size and equal bit for bit through windows and as one prompt;
-    there is no text, and the reason is given."""
+    there is no text, and the reason is given. Expert 17 repeats expert 1 (of 16 that differ) at
+    another address, and is no expert 0, nor that of another layer."""
     with strata.load(SMALL, device="cpu", context=64) as model:
-        tokens = list(range(3, 19))
+        tokens = list(range(3, 11))
         prompt = model.logits(tokens)
         assert np.isfinite(prompt).all() and 0.1 < prompt.std() < 10
         assert np.array_equal(model.logits(tokens, through="windows", window=4), prompt)
         assert any("text in and out: off" in line for line in model.report)
         with pytest.raises(InputError, match="no vocabulary"):
             model.generate("text")
-
-
-def test_experts_lie_in_memory_of_their_own() -> None:
-    """Expert 17 repeats expert 1 (of 16 that differ) at another address, and is no expert 0."""
-    with strata.load(SMALL, device="cpu", context=64) as model:
-        store = model.engine.service.workers
-        tier = model.engine.service.tier
-        blob = tier._store.blob
-        assert store and blob(2, 17).data_ptr() != blob(2, 1).data_ptr()
+        blob = model.engine.service.tier._store.blob
+        assert blob(2, 17).data_ptr() != blob(2, 1).data_ptr()
         assert np.array_equal(blob(2, 17).numpy(), blob(2, 1).numpy())
         assert not np.array_equal(blob(2, 0).numpy(), blob(2, 1).numpy())
         assert not np.array_equal(blob(1, 0).numpy()[:4096], blob(2, 0).numpy()[:4096])
