@@ -35,7 +35,8 @@ class WeightType:
         """Bytes of a row of n_cols numbers; n_cols must be whole blocks (ValueError)."""
         if n_cols % self.block_weights:
             raise ValueError(
-                f"{n_cols} columns are not a multiple of {self.name}'s block of {self.block_weights}"
+                f"{n_cols} columns are not a multiple of {self.name}'s block of "
+                f"{self.block_weights}"
             )
         return n_cols // self.block_weights * self.block_bytes
 
