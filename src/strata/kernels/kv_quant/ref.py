@@ -20,7 +20,7 @@ def group_of(bits: int, dim: int) -> int:
 def encode(x: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scales of f32 head vectors [..., d]."""
     assert bits in _CODES and x.shape[-1] % group == 0, (bits, group, tuple(x.shape))
-    parts = x.unflatten(-1, (-1, group))
+    parts = x.reshape(*x.shape[:-1], -1, group)
     low, high = parts.amin(-1), parts.amax(-1)
     broken = ~parts.isfinite().all(-1)
     far = (
@@ -43,5 +43,5 @@ def decode(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         values = pairs.float() - 8
     else:
         values = codes.float()
-    parts = values.unflatten(-1, (scale.shape[-1], -1))
+    parts = values.reshape(*scale.shape, -1)
     return (parts * scale.float().unsqueeze(-1)).half().flatten(-2)
