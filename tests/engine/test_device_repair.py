@@ -49,7 +49,9 @@ def test_repair_through_the_interpreter_equals_the_cpu_engine() -> None:
 
 @gpu
 @needs_gpu
-@pytest.mark.parametrize("family", ["qwen4_exp", "qwen3_next", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family", ["qwen4_exp", "qwen3_next", "qwen3_moe", "gpt_oss", "deepseek_v3"]
+)
 @pytest.mark.parametrize("window", [1, 4])
 def test_repair_equals_the_cpu_engine(family: str, window: int) -> None:
     both(family, "cuda", window, 30, expert_cache=6, defer_cpu="repair")

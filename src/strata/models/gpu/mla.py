@@ -19,7 +19,7 @@ from strata.memory.frame import BufferSpec, Frame
 from strata.memory.state import StateSpec
 from strata.models.gpu.frame import GpuFrame
 from strata.models.gpu.roles import GpuRoles
-from strata.models.gpu.rows import products, row_specs, rows_of
+from strata.models.gpu.rows import Rows, products, row_specs, rows_of
 from strata.models.parts import Part
 from strata.models.spec import MlaSpec
 
@@ -89,6 +89,16 @@ class GpuMla:
             Part("attention", absorbed, ("mla_out",), self._attend),
             Part("out_proj", ("mla_out",), ("mixer_out",), self._back),
         )
+
+    def rewrites(self) -> tuple[str, ...]:
+        """What ``rewrite`` writes."""
+        return ("mla_row", "mla_absorbed", "latent")
+
+    def rewrite(self, frame: Frame, rows: Rows) -> None:
+        """Latents and rotated keys again, from other rows; the same launch absorbs the old queries
+        once more, which nobody uses."""
+        products((self._in[1],), rows, (frame["mla_row"],))
+        self._append(frame)
 
     def _project(self, frame: Frame) -> None:
         flat = frame["mla_q"].flatten(1)
