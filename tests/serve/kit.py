@@ -159,7 +159,7 @@ def wait_for(holds: Callable[[], bool], timeout_s: float = 5) -> float:
     start = time.monotonic()
     while not holds():
         assert time.monotonic() - start < timeout_s, "waited in vain"
-        time.sleep(0.01)
+        time.sleep(0.03)
     return time.monotonic() - start
 
 

@@ -33,14 +33,20 @@ def demo(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def solo() -> dict[str, str]:
-    """Each prompt on its own, on a model that keeps nothing."""
-    texts = {}
+def fresh() -> Iterator[strata.Model]:
+    """A model that keeps nothing; forget before each use."""
     with strata.load(MODEL, checkpoints=0, park_gb=0, **ENGINE) as model:
-        for prompt in PROMPTS:
-            model.session.forget()
-            events = model.generate([{"role": "user", "content": prompt}], max_tokens=N)
-            texts[prompt] = "".join(event.text for event in events)
+        yield model
+
+
+@pytest.fixture(scope="module")
+def solo(fresh: strata.Model) -> dict[str, str]:
+    """Each prompt on its own."""
+    texts = {}
+    for prompt in PROMPTS:
+        fresh.session.forget()
+        events = fresh.generate([{"role": "user", "content": prompt}], max_tokens=N)
+        texts[prompt] = "".join(event.text for event in events)
     return texts
 
 
@@ -77,7 +83,7 @@ def test_c19_the_same_prompt_three_times(demo: Running, solo: dict[str, str]) ->
     assert demo.status["mode"]["exact"] is True and demo.status["mode"]["changes_output"] == []
 
 
-def test_c25_reuse_that_is_right_and_explains_itself(demo: Running) -> None:
+def test_c25_reuse_that_is_right_and_explains_itself(demo: Running, fresh: strata.Model) -> None:
     """A second turn equals that of a fresh model; a change is named by its position; the same
     prompt again rereads at most one chunk."""
     long = "The ls command lists files. " * 30
@@ -100,11 +106,10 @@ def test_c25_reuse_that_is_right_and_explains_itself(demo: Running) -> None:
     differs = next(i for i, (a, b) in enumerate(zip(*ids, strict=False)) if a != b)
     assert report["first_difference"] == differs
     assert report["reused_tokens"] <= differs
-    with strata.load(MODEL, checkpoints=0, park_gb=0, **ENGINE) as fresh:
-        for given, answer in ((turn, two), (changed, three)):
-            fresh.session.forget()
-            text = "".join(e.text for e in fresh.generate(given, max_tokens=N))
-            assert answer["choices"][0]["message"]["content"] == text
+    for given, answer in ((turn, two), (changed, three)):
+        fresh.session.forget()
+        text = "".join(e.text for e in fresh.generate(given, max_tokens=N))
+        assert answer["choices"][0]["message"]["content"] == text
 
 
 def test_a_schema_is_obeyed_by_a_model_that_knows_none(demo: Running) -> None:

@@ -53,9 +53,6 @@ def test_c38_key_on_every_route(locked: Running) -> None:
         for headers in (
             {},
             {"Authorization": "Bearer wrong"},
-            {"x-api-key": KEY[:-1]},
-            {"Authorization": "Basic " + base64.b64encode(b"me:no").decode()},
-            {"Authorization": "Basic !!!"},
         ):
             headers = {"Authorization": "", **headers}
             response = locked.client.request(method, path, headers=headers)
@@ -77,6 +74,18 @@ def test_every_way_to_show_the_key(locked: Running) -> None:
     ):
         headers = {"Authorization": "", **headers}
         assert locked.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_wrong_keys_in_every_form(locked: Running) -> None:
+    wrong = base64.b64encode(b"me:no").decode()
+    for headers in (
+        {"x-api-key": KEY[:-1]},
+        {"Authorization": f"Basic {wrong}"},
+        {"Authorization": "Basic !!!"},
+        {"Authorization": KEY},
+    ):
+        headers = {"Authorization": "", **headers}
+        assert locked.get("/v1/models", headers=headers).status_code == 401
 
 
 def test_the_key_is_never_shown(locked: Running) -> None:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.serve.kit import Running
 
-EXAMPLES = 4
+EXAMPLES = 3
 FEW = settings(
     max_examples=EXAMPLES, deadline=None, derandomize=True, database=None,
     suppress_health_check=list(HealthCheck),
