@@ -13,10 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from strata.core.types import Place
+from strata.experts.share_control import MOST_PARTS
 from strata.kernels.plan import Draft, Rule
-
-MOST_PARTS = 256
-"""The share is a number of 256ths."""
 
 
 def share_numerator(fraction: float) -> int:

@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from strata.experts.pcie_share import MOST_PARTS
-
+MOST_PARTS = 256
+"""The share is a number of 256ths."""
 TRIES = 10
 """Windows of each share before they are compared."""
 MARGIN = 0.01
