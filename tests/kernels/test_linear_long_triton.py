@@ -39,13 +39,13 @@ def run(w, x, device, tuning=None):
     [
         ("Q8_0", 20, 9, 1, None),  # short segments, rows that fill no tile
         ("Q8_0", 5, 80, 1, LongTuning(4, 32, 4, 2)),  # more blocks than a segment loads ahead
-        ("IQ3_S", 16, 16, 3, LongTuning(8, 16, 1, 3)),
-        ("Q4_K", 18, 16, 2, LongTuning(4, 64, 1, 1)),  # minimums
-        ("Q2_K", 16, 8, 1, LongTuning(2, 16, 1, 2)),  # groups of 16 with minimums
+        ("IQ3_S", 8, 8, 3, LongTuning(8, 8, 1, 3)),
+        ("Q4_K", 6, 16, 2, LongTuning(4, 16, 1, 1)),  # minimums
+        ("Q2_K", 4, 8, 1, LongTuning(2, 8, 1, 2)),  # groups of 16 with minimums
         ("Q6_K", 16, 24, 2, LongTuning(16, 8, 1, 2)),
-        ("IQ4_NL", 16, 10, 4, LongTuning(4, 16, 1, 2)),
-        ("NVFP4", 16, 12, 1, LongTuning(4, 8, 1, 2)),  # groups of 16, a scale of its own
-        ("Q2_0", 16, 16, 1, LongTuning(8, 8, 1, 2)),
+        ("IQ4_NL", 4, 10, 4, LongTuning(4, 16, 1, 2)),
+        ("NVFP4", 4, 12, 1, LongTuning(4, 8, 1, 2)),  # groups of 16, a scale of its own
+        ("Q2_0", 8, 16, 1, LongTuning(8, 8, 1, 2)),
     ],
 )
 def test_equal_to_contract(name, n_rows, n_blocks, n_tokens, tuning, triton_device):
