@@ -23,6 +23,7 @@ from strata.formats.vocabulary import Vocabulary, piece_bytes
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
+_LONG_CHARACTERS = 4096
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -201,9 +202,17 @@ class Tokenizer:
         backend = self._vocabulary.first
         for part in self._vocabulary.added.split(str(clean), control=control, may_match=may_match):
             if isinstance(part, str):
-                ids += backend.encode(part, add_special_tokens=False).ids
+                ids += _ids(backend, part)
             else:
                 ids.append(part.id)
                 vocabulary = self._vocabulary
                 backend = vocabulary.after_control if part.control else vocabulary.after_ordinary
         return ids
+
+
+def _ids(backend: Any, text: str) -> list[int]:
+    """Ids of ordinary text. Long ones go as a batch of one, which lets other threads run: a server
+    must answer while a prompt of a million characters is cut."""
+    if len(text) < _LONG_CHARACTERS:
+        return list(backend.encode(text, add_special_tokens=False).ids)
+    return list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
