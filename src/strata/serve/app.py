@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from strata import __version__
 from strata.serve import anthropic, misc_routes, openai_chat, openai_completions, openai_responses
+from strata.serve.dialects import given_name
 from strata.serve.errors import ApiError
 from strata.serve.guard import App, Guard
 from strata.serve.server import Server
@@ -60,12 +61,37 @@ async def _api_error(request: Request, error: Any) -> Response:
 
 async def _invalid_body(request: Request, error: Any) -> Response:
     """Where the body is wrong and how, in the manner of the route."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
-    known = ApiError(
-        400, f"{place or 'the body'}: {first['msg']}", "invalid_request", field=place or None
-    )
+    problems = error.errors()
+    first = problems[0]
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", first["msg"])
+        what = f"the body is no JSON: {reason} at character {first['loc'][-1]}"
+        return await _api_error(request, ApiError(400, what, "invalid_json"))
+    if isinstance(error.body, bytes):
+        what = "the body must be JSON, sent with Content-Type: application/json"
+        return await _api_error(request, ApiError(400, what, "invalid_content_type"))
+    place = _place(first, error.body)
+    # a field of several types has one problem for each
+    words = dict.fromkeys(p["msg"] for p in problems if _place(p, error.body) == place)
+    what = f"{place or 'the body'}: {' or: '.join(words)}"
+    known = ApiError(400, what, "invalid_request", field=place or None)
     return await _api_error(request, known)
+
+
+def _place(problem: Any, body: Any) -> str:
+    """Where a problem is, in the client's own names; without the names of types."""
+    steps: list[str] = []
+    for step in problem["loc"][1:]:
+        if not steps and problem["loc"][0] == "body":
+            step = given_name(str(step), body)
+        known = step in body if isinstance(body, dict) else isinstance(body, list)
+        lacks = isinstance(body, dict) and problem["type"] == "missing"
+        if not (known or lacks or problem["loc"][0] != "body"):
+            continue
+        steps.append(str(step))
+        inside = isinstance(body, dict) or (isinstance(step, int) and step < len(body or ()))
+        body = (body.get(step) if isinstance(body, dict) else body[step]) if inside else None
+    return ".".join(steps)
 
 
 async def _no_route(request: Request, error: Any) -> Response:

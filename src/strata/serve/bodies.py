@@ -11,8 +11,9 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from strata.serve.dialects import FORMS, NEUTRAL, own_names, refuse
 from strata.serve.errors import ApiError
 
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
@@ -26,6 +27,11 @@ class Body(BaseModel):
     """A JSON object whose unknown members are kept, to be named."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_names(cls, data: Any) -> Any:
+        return own_names(data, cls.model_fields)
 
 
 class StreamOptions(BaseModel):
@@ -80,14 +86,16 @@ def leftovers(body: Body, harmless: Mapping[str, Any], refused: Mapping[str, Any
     declared = list(type(body).model_fields)
     for name, value in (body.model_extra or {}).items():
         if name in refused:
-            if value not in refused[name]:
+            if value not in refused[name] and value not in NEUTRAL.get(name, ()):
                 raise ApiError(
                     400, f"{name} is not supported here", "unsupported_field", field=name
                 )
         elif name in harmless:
             if value not in harmless[name]:
                 warnings.append(f"{name} has no effect here")
-        else:
+        elif name in FORMS and "structured_outputs" in declared:
+            continue  # see serve.forms
+        elif not refuse(name, value):
             close = difflib.get_close_matches(name, declared, n=1, cutoff=0.85)
             if close:
                 raise ApiError(

@@ -21,7 +21,7 @@ _OURS = frozenset({"messages", "tools", "add_generation_prompt", "self"})
 @dataclass
 class ChatRequest:
     """A chat request in common form. form: the constraint on the answer's content, without its
-    reasoning_end."""
+    reasoning_end; form_field: what asks for it."""
 
     kind: str
     conversation: Conversation
@@ -31,6 +31,7 @@ class ChatRequest:
     effort: Effort | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     form: ConstraintSpec | None = None
+    form_field: str = "response_format"
     n: int = 1
     logprobs: int = -1
     warnings: list[str] = field(default_factory=list)
@@ -67,10 +68,10 @@ async def chat_ask(server: Server, chat: ChatRequest) -> Ask:
         return ids, text.tail(ids)
 
     tokens, tail = await server.apart(render, _n_chars(chat))
-    server.require_room(tokens)
+    server.require_room(tokens, chat.kind)
     family, template = text.family, text.template
     constraint = _constraint(server, chat, tail)
-    server.require_constraint(constraint)
+    server.require_constraint(constraint, chat.form_field if chat.form else "tools")
     return Ask(
         kind=chat.kind,
         prompts=[tokens],
@@ -103,7 +104,7 @@ def _constraint(server: Server, chat: ChatRequest, tail: str) -> ConstraintSpec 
             "tools and a response format exclude each other here; set tool_choice to none or "
             "leave the format away",
             "invalid_request",
-            field="response_format",
+            field=chat.form_field,
         )
     if chat.form is None and not calls:
         return None
@@ -122,36 +123,3 @@ def _constraint(server: Server, chat: ChatRequest, tail: str) -> ConstraintSpec 
         "template_hint": text.template,
     }
     return with_thinking(ConstraintSpec("tool_calls", value), *place)
-
-
-def response_form(response_format: Any, other: Any = None) -> ConstraintSpec | None:
-    """The constraint of response_format (OpenAI), or of structured_outputs (vLLM's name for
-    regex, choice and grammar)."""
-    if isinstance(other, Mapping):
-        given = {name: value for name, value in other.items() if value is not None}
-        kinds = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
-        if len(given) != 1 or next(iter(given)) not in kinds or response_format is not None:
-            raise ApiError(
-                400, f"structured_outputs must be one of {', '.join(kinds)}", "invalid_request",
-                field="structured_outputs",
-            )  # fmt: skip
-        name, value = next(iter(given.items()))
-        return ConstraintSpec(kinds[name], value)  # type: ignore[arg-type]
-    if response_format is None:
-        return None
-    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return ConstraintSpec("json_object")
-    if kind == "json_schema":
-        holder = response_format.get("json_schema", response_format)
-        schema = holder.get("schema") if isinstance(holder, Mapping) else None
-        if isinstance(schema, Mapping):
-            return ConstraintSpec("json_schema", dict(schema))
-    raise ApiError(
-        400,
-        "response_format must be text, json_object, or json_schema with a schema",
-        "invalid_request",
-        field="response_format",
-    )

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from strata.core.errors import ContextLengthError, InputError, TemplateError, UnsupportedError
+from strata.core.errors import (
+    ContextLengthError,
+    InputError,
+    SettingError,
+    TemplateError,
+    UnsupportedError,
+)
 from strata.serve.messages import End
+
+_FLAG = re.compile(r"--([a-z-]+)")
 
 
 class ApiError(Exception):
@@ -66,15 +75,19 @@ class ApiError(Exception):
         return self.anthropic() if path.startswith("/v1/messages") else self.openai()
 
 
-def bad_request(error: InputError) -> ApiError:
-    """What the caller can mend."""
+def bad_request(error: InputError, field: str | None = None) -> ApiError:
+    """What the caller can mend; field: where, if that is known."""
     if isinstance(error, ContextLengthError):
-        return ApiError(400, str(error), "context_length_exceeded", field="messages")
+        return ApiError(400, str(error), "context_length_exceeded", field=field or "messages")
     if isinstance(error, TemplateError):
         return ApiError(400, str(error), "template_refused", field="messages")
     if isinstance(error, UnsupportedError):
-        return ApiError(400, str(error), "unsupported")
-    return ApiError(400, str(error), "invalid_request")
+        return ApiError(400, str(error), "unsupported", field=field)
+    setting = _FLAG.match(str(error))
+    if isinstance(error, SettingError) and setting:  # a request has fields, not flags
+        name = setting.group(1).replace("-", "_")
+        return ApiError(400, name + str(error)[setting.end() :], "invalid_request", field=name)
+    return ApiError(400, str(error), "invalid_request", field=field)
 
 
 def engine_error(end: End) -> ApiError:

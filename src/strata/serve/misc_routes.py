@@ -139,7 +139,7 @@ def _tokens(server: Server) -> APIRouter:
         server.require_model(body.model)
         leftovers(body, {}, {})
         if body.tokens:
-            server.require_ids(body.tokens)
+            server.require_ids(body.tokens, "tokens")
         skip = bool(body.skip_special_tokens)
         text = await server.apart(
             lambda: server.text.tokens.decode(body.tokens, skip), len(body.tokens)

@@ -22,8 +22,9 @@ from strata.serve.bodies import (
     biases,
     leftovers,
 )
-from strata.serve.chat import ChatRequest, chat_ask, response_form
+from strata.serve.chat import ChatRequest, chat_ask
 from strata.serve.errors import ApiError, bad_request
+from strata.serve.forms import asked_form
 from strata.serve.generation import Generation, Piece
 from strata.serve.openai_common import Said, extra, quoted, sse, usage_of
 from strata.serve.server import Server
@@ -100,6 +101,7 @@ def _read(server: Server, body: ChatBody) -> ChatRequest:
             400, "max_tokens and max_completion_tokens differ; give one", "invalid_request",
             field="max_tokens",
         )  # fmt: skip
+    form, form_field = asked_form(body, body.response_format, body.structured_outputs)
     try:
         tools = openai_tools(body.tools)
         return ChatRequest(
@@ -115,7 +117,8 @@ def _read(server: Server, body: ChatBody) -> ChatRequest:
             choice=openai_tool_choice(body.tool_choice, tools, body.parallel_tool_calls),
             effort=body.reasoning_effort,
             variables=body.chat_template_kwargs or {},
-            form=response_form(body.response_format, body.structured_outputs),
+            form=form,
+            form_field=form_field,
             n=body.n or 1,
             logprobs=(body.top_logprobs or 0) if body.logprobs else -1,
             warnings=warnings,

@@ -13,8 +13,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from strata.serve.bodies import MAX_N, Sampled, Stops, StreamOptions, biases, leftovers
-from strata.serve.chat import response_form
 from strata.serve.errors import ApiError
+from strata.serve.forms import asked_form
 from strata.serve.generation import Ask, Generation, Piece
 from strata.serve.openai_common import Said, extra, quoted, sse, usage_of
 from strata.serve.server import Server
@@ -84,11 +84,11 @@ async def _ask(server: Server, body: CompletionBody) -> Ask:
 
     prompts = await server.apart(encode, sum(map(len, texts)))
     for prompt in prompts:
-        server.require_room(prompt)
+        server.require_room(prompt, "completion")
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens 0 needs echo", "invalid_request", field="max_tokens")
-    constraint = response_form(body.response_format, body.structured_outputs)
-    server.require_constraint(constraint)
+    constraint, form_field = asked_form(body, body.response_format, body.structured_outputs)
+    server.require_constraint(constraint, form_field)
     sampling = server.sampling(
         max(map(len, prompts)),
         {

@@ -15,8 +15,9 @@ from pydantic import Field
 from strata.core.errors import InputError
 from strata.serve.blocks import Block, Blocks
 from strata.serve.bodies import Body, Count, Effort, Sampled, leftovers
-from strata.serve.chat import ChatRequest, chat_ask, response_form
+from strata.serve.chat import ChatRequest, chat_ask
 from strata.serve.errors import ApiError, bad_request
+from strata.serve.forms import response_form
 from strata.serve.generation import Generation
 from strata.serve.openai_common import Said, extra
 from strata.serve.server import Server
@@ -93,7 +94,8 @@ def _read(server: Server, body: ResponsesBody) -> ChatRequest:
             tools=tools,
             choice=openai_tool_choice(body.tool_choice, tools, body.parallel_tool_calls),
             effort=body.reasoning.effort if body.reasoning else None,
-            form=response_form(wanted),
+            form=response_form(wanted, "text.format"),
+            form_field="text.format",
             warnings=warnings,
         )
     except InputError as error:

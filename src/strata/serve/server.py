@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from strata.serve.text.specs import ConstraintSpec
 
 T = TypeVar("T")
 SHORT_CHARS = 2000
+_PROMPTS = {"completion": "prompt", "responses": "input"}
 
 
 @dataclass
@@ -134,19 +135,21 @@ class Server:
             settled = self.settings.for_request(**checked)
         except InputError as error:
             raise bad_request(error) from None
+        self.require_ids(values.get("logit_bias") or (), "logit_bias")
         if "stop" in values:
             values["stop"] = list(settled.stop)
         return values
 
-    def require_room(self, tokens: list[int]) -> None:
-        """400 for a prompt that does not fit."""
+    def require_room(self, tokens: list[int], kind: str) -> None:
+        """400 for a prompt that does not fit; kind: of the request."""
+        field = _PROMPTS.get(kind, "messages")
         if not tokens:
-            raise ApiError(400, "the prompt is empty", "empty_prompt", field="prompt")
+            raise ApiError(400, "the prompt is empty", "empty_prompt", field=field)
         if len(tokens) > self.context_tokens:
-            raise bad_request(ContextLengthError(len(tokens), self.context_tokens))
-        self.require_ids(tokens)
+            raise bad_request(ContextLengthError(len(tokens), self.context_tokens), field)
+        self.require_ids(tokens, field)
 
-    def require_ids(self, tokens: list[int]) -> None:
+    def require_ids(self, tokens: Iterable[int], field: str) -> None:
         """400 for ids that are no tokens."""
         vocabulary = int(self.link.health.info.get("vocabulary", 0))
         outside = [t for t in tokens if not 0 <= t < vocabulary]
@@ -155,22 +158,22 @@ class Server:
                 400,
                 f"token id {outside[0]} is outside the vocabulary of {vocabulary}",
                 "invalid_token",
-                field="prompt",
+                field=field,
             )
 
-    def require_constraint(self, spec: ConstraintSpec | None) -> None:
-        """400 for a form that cannot be enforced."""
+    def require_constraint(self, spec: ConstraintSpec | None, field: str) -> None:
+        """400 for a form that cannot be enforced; field: what asks for it."""
         if spec is not None:
             try:
                 check_constraint(spec)
             except InputError as error:
-                raise ApiError(400, str(error), "invalid_schema", field="response_format") from None
+                raise ApiError(400, str(error), "invalid_schema", field=field) from None
 
     def begin(self, ask: Ask) -> Generation:
         """Queue a request that is in order."""
         self.require_ready()
         for prompt in ask.prompts:
-            self.require_room(prompt)
+            self.require_room(prompt, ask.kind)
         generation = Generation(ask, self.link.jobs)
         generation.submit()
         return generation

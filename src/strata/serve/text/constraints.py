@@ -11,6 +11,11 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+try:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+except ImportError:  # the check of the grammar says what is missing
+    gbnf_to_lark = None  # type: ignore[assignment]
+
 from strata.core.errors import InputError
 from strata.engine.constraint import GrammarConstraint, grammar_error, schema_error, table_of
 from strata.formats.text import quoted
@@ -43,6 +48,17 @@ def constraint_for(spec: ConstraintSpec, tokenizer: TokenizerLike) -> GrammarCon
     """The object that masks one answer's logits."""
     table = table_of(tokenizer)
     return GrammarConstraint(grammar_of(spec, table.controls.__contains__), table)
+
+
+def lark_of(grammar: str) -> str:
+    """A grammar in Lark; one in GBNF (llama.cpp's form, told by ``::=``) is translated. InputError
+    for text that is neither."""
+    if "::=" not in grammar or gbnf_to_lark is None:
+        return grammar
+    try:
+        return gbnf_to_lark(grammar)
+    except Exception as error:  # the library's parser raises whatever it meets
+        raise InputError(f"it is no GBNF: {_brief(' '.join(str(error).split()))}") from None
 
 
 def _asked_schemas(spec: ConstraintSpec) -> Iterator[tuple[str, Any]]:
