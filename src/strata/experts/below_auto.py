@@ -156,7 +156,9 @@ def from_json(stored: Mapping[str, Any]) -> WindowTimes:
         layers = tuple(
             LayerTimes(
                 int(layer["layer"]),
-                *(_time(layer[name]) for name in ("mixer_us", "fast_us", "cpu_us")),
+                _time(layer["mixer_us"]),
+                _time(layer["fast_us"]),
+                _time(layer["cpu_us"]),
                 tuple(tuple(_time(share) for share in window) for window in layer["missed"]),
             )
             for layer in stored["layers"]
