@@ -23,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.oracle import FAMILIES, Options, make
+from tests.unpack import pack
 
 FIXTURES = Path("tests/fixtures")
 BUNDLE = Path("node_modules/node-llama-cpp/llama/gitRelease.bundle")
@@ -60,6 +61,7 @@ def main() -> None:
         target = FIXTURES / family / f"{stem}.gguf"
         target.parent.mkdir(parents=True, exist_ok=True)
         run_converter(source, checkpoint, target, kind, fused=stem == "fused")
+        pack(target)
         if stem in ("bf16", "mxfp4"):
             reference.save(FIXTURES / family / f"{stem}.npz")
         print(f"{target}: {target.stat().st_size:,} bytes, comparable to {reference.comparable()}")

@@ -11,6 +11,9 @@ import os
 import pytest
 import torch
 
+from tests.unpack import unpack
+
+unpack()
 torch.set_num_threads(1)
 
 if not torch.cuda.is_available():
