@@ -84,7 +84,8 @@ def _place(problem: Any, body: Any) -> str:
     for step in problem["loc"][1:]:
         if not steps and problem["loc"][0] == "body":
             step = given_name(str(step), body)
-        known = step in body if isinstance(body, dict) else isinstance(body, list)
+        in_list = isinstance(body, list) and isinstance(step, int)
+        known = step in body if isinstance(body, dict) else in_list
         lacks = isinstance(body, dict) and problem["type"] == "missing"
         if not (known or lacks or problem["loc"][0] != "body"):
             continue

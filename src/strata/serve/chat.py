@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from strata.core.log import LOG
@@ -71,6 +71,8 @@ async def chat_ask(server: Server, chat: ChatRequest) -> Ask:
     server.require_room(tokens, chat.kind)
     family, template = text.family, text.template
     constraint = _constraint(server, chat, tail)
+    if constraint is not None and constraint.kind == "tool_calls":  # every call is held to it
+        tools = [replace(tool, strict=True) for tool in tools]
     server.require_constraint(constraint, chat.form_field if chat.form else "tools")
     return Ask(
         kind=chat.kind,

@@ -10,6 +10,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from strata.core.errors import InputError
 from strata.engine.constraint import GrammarConstraint
 from strata.serve.text.constraints import check_constraint, constraint_for
 from strata.serve.text.parsers import HARMONY_END, with_thinking
-from strata.serve.text.specs import ConstraintSpec
+from strata.serve.text.specs import ConstraintSpec, ToolSpec
 from tests.serve.text.kit import HINTS, TOOLS, parse
 
 STRING = {"type": "string"}
@@ -197,6 +198,36 @@ NOTES = {
     "harmony": m("<|channel|>") + "commentary to=functions.note " + m("<|constrain|>") + "json"
     + m("<|message|>") + '{"text": "two", "n": 1}',
 }  # fmt: skip
+
+
+PLAIN = [{"enum": ["C", "F"]}, {"const": "ok"}, {"enum": ["5", 5]}, {"enum": [5, "x"]},
+         {"anyOf": [{"type": "string", "enum": ["5"]}, {"type": "null"}]},
+         {"type": ["string", "null"], "enum": ["null"]}, {"type": ["string", "integer"]},
+         {"type": "string", "enum": ["true", '"q"']}, {"type": "number"},
+         {"anyOf": [{"type": "string", "enum": ["ab"]}, {"type": "integer"}]}]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["qwen", "glm", "json"])
+def test_values_of_every_kind_of_schema_are_read_back_as_written(form: str) -> None:
+    """What the grammar admits for an argument is, read back, admitted by the argument's schema
+    (checked by jsonschema); also where texts are told from other values by quotes alone."""
+    family, hint = HINTS[form]
+    for schema in PLAIN:
+        parameters = {"type": "object", "properties": {"u": schema}, "required": ["u"],
+                      "additionalProperties": False}  # fmt: skip
+        tool = {"name": "f", "parameters": parameters}
+        value = {"tools": [tool], "only": None, "family": family, "template_hint": hint}
+        spec = ConstraintSpec("tool_calls", value)
+        n_ended = 0
+        for seed in range(2):
+            text = written(constraint_for(spec, BYTES), seed, form)
+            if text is None:
+                continue
+            n_ended += 1
+            tools = [ToolSpec("f", "", parameters, True)]
+            for call in parse(form, text, tools=tools).calls:
+                jsonschema.validate(json.loads(call.arguments), parameters)
+        assert n_ended, schema
 
 
 @pytest.mark.parametrize("form", HINTS)

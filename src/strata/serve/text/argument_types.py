@@ -1,7 +1,8 @@
 """Values of arguments that a model wrote as plain text, turned into JSON by the tool's schema.
 
 Tag formats do not say whether ``5`` is a number or a text; the schema does. What does not fit its
-type becomes a JSON string, so that nothing is lost.
+type becomes a JSON string, so that nothing is lost. Calls held to a grammar are read as the grammar
+writes them: texts as they are, every other value as JSON.
 """
 
 from __future__ import annotations
@@ -15,22 +16,42 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _MAX_DEPTH = 32
 
 
-class ArgumentTypes:
-    """The types of one tool's arguments."""
+def is_text_schema(schema: Any) -> bool:
+    """Whether a grammar of calls writes the value as plain text, not as JSON."""
+    if not isinstance(schema, Mapping):
+        return False
+    choices = choices_of(schema)
+    texts = bool(choices) and all(isinstance(choice, str) for choice in choices)
+    return schema.get("type") == "string" or "type" not in schema and texts
 
-    def __init__(self, parameters: Mapping[str, Any]) -> None:
+
+def choices_of(schema: Mapping[str, Any]) -> list[Any]:
+    """The values of enum or const; none when the schema has neither."""
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return choices if isinstance(choices, list) else []
+
+
+class ArgumentTypes:
+    """The types of one tool's arguments. strict: the calls are held to a grammar."""
+
+    def __init__(self, parameters: Mapping[str, Any], strict: bool = False) -> None:
         self._root = parameters
+        self._strict = strict
         properties = parameters.get("properties")
         self._properties = properties if isinstance(properties, Mapping) else {}
 
     def is_text(self, key: str) -> bool:
         """Whether the argument can be nothing but a string, so that it may be streamed."""
+        if self._strict and key in self._properties:
+            return is_text_schema(self._properties[key])
         return self._types(key) == {"string"}
 
     def as_json(self, key: str, text: str) -> str:
         """JSON of an argument's text."""
         types = self._types(key)
         value = _parsed(text)
+        if value is not None and self._strict and not self.is_text(key):
+            return json.dumps(value[0], ensure_ascii=False)
         if value is not None:
             kinds = _kinds(value[0])
             known = key in self._properties
@@ -59,8 +80,8 @@ class ArgumentTypes:
                 types &= frozenset().union(*(self._of(option, depth + 1) for option in options))
         for schema_part in schema.get("allOf") or ():
             types &= self._of(schema_part, depth + 1)
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if isinstance(values, list) and values:
+        values = choices_of(schema)
+        if values:
             types &= frozenset().union(*map(_kinds, values))
         if isinstance(schema.get("$ref"), str):
             types &= self._of(self._at(schema["$ref"]), depth + 1)

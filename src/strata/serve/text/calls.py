@@ -34,7 +34,7 @@ class CallReader:
     def __init__(self, source: Source, out: Output, tools: Sequence[ToolSpec]) -> None:
         self.source = source
         self.out = out
-        self.types = {tool.name: ArgumentTypes(tool.parameters) for tool in tools}
+        self.types = {tool.name: ArgumentTypes(tool.parameters, tool.strict) for tool in tools}
 
     def read(self, tag: str, emit: Callable[[str], None]) -> Reading[None]:
         """Read what follows the opening tag; text that is no call goes to ``emit``."""

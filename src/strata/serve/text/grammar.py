@@ -16,6 +16,7 @@ from itertools import takewhile
 from typing import Any
 
 from strata.core.errors import InputError, UnsupportedError
+from strata.serve.text.argument_types import choices_of, is_text_schema
 from strata.serve.text.parsers import HARMONY_END, call_format
 from strata.serve.text.specs import ConstraintSpec
 
@@ -224,11 +225,11 @@ def _value(
     after: str,
 ) -> str:
     """A value and the tag behind it: strings stand there as they are, the rest as JSON."""
-    if not isinstance(schema, Mapping) or schema.get("type") != "string":
+    if not is_text_schema(schema):
         whole = {**schema, **shared} if isinstance(schema, Mapping) else schema
         return f"{rules.json(whole, _ONE_LINE)} {rules.words(after)}"
-    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(choices, list) and choices:
+    choices = choices_of(schema)
+    if choices:
         return f"({' | '.join(rules.words(str(c)) for c in choices)}) {rules.words(after)}"
     beyond = sorted(set(schema) - _TEXT_KEYS)
     if beyond and tool.get("strict"):
