@@ -29,6 +29,10 @@ SCRIPT = {
         {"when": "slow", "write": [f"w{i} " for i in range(400)], "delay_s": 0.01},
         {"when": "heavy", "write": ["read"], "prompt_s": 8},
         {"when": "two calls", "write": [CALL % "a", "\n", CALL[:20], CALL[20:] % "b"]},
+        {
+            "when": "cut call",
+            "write": [CALL[:43] + '"n": 1, "at', '": "Ro', 'me\\n</p"}}\n</tool_call>'],
+        },
         {"when": "nothing but thought", "write": ["hm ", "hm ", "</think>", "out"]},
         {"when": "unclosed call", "write": ["hm ", CALL % "a"]},
         {"when": "spelled tag", "write": ["hm", "</think>", "say ", "</think>", " again"]},

@@ -133,6 +133,17 @@ def test_anthropic_tools_and_thinking(claude: anthropic.Anthropic) -> None:
     assert [block.type for block in thought.content] == ["thinking", "text"]
 
 
+def test_anthropic_cut_calls_are_the_same_in_both_modes(claude: anthropic.Anthropic) -> None:
+    """The input of a call that max_tokens cut is what the official client makes of the stream."""
+    for limit, arguments in ((1, {"n": 1}), (2, {"n": 1}), (3, {"n": 1, "at": "Rome\n</p"})):
+        body = {"model": NAME, **messages("cut call"), "max_tokens": limit, "tools": CLAUDE_TOOLS}
+        with claude.messages.stream(**body) as stream:
+            rebuilt = stream.get_final_message()
+        for message in (claude.messages.create(**body), rebuilt):
+            assert message.content[0].input == arguments
+            assert message.stop_reason == "max_tokens"
+
+
 def test_anthropic_counts_and_errors(claude: anthropic.Anthropic) -> None:
     counted = claude.messages.count_tokens(model=NAME, **messages("the kettle"))
     used = claude.messages.create(model=NAME, max_tokens=1, **messages("the kettle"))

@@ -20,6 +20,7 @@ from strata.serve.generation import Generation, Usage
 from strata.serve.openai_common import Said, extra
 from strata.serve.server import Server
 from strata.serve.streams import EventStream, unless_gone
+from strata.serve.text.json_pieces import cut_object
 from strata.serve.text.prompt_other import (
     anthropic_messages,
     anthropic_tool_choice,
@@ -223,16 +224,14 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _content(block: Block) -> dict[str, Any]:
-    """A block of the message; arguments that are no JSON object are given as text."""
+    """A block of the message; of arguments that the answer's end cut, what is complete, as the
+    official client makes of a stream; those that are no JSON object are given as text."""
     if block.kind == "text":
         return {"type": "text", "text": block.text}
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": block.text, "signature": ""}
-    try:
-        arguments = json.loads(block.text or "{}")
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
+    arguments = cut_object(block.text or "{}")
+    if arguments is None:
         arguments = {"arguments": block.text}
     return {"type": "tool_use", "id": block.id, "name": block.name, "input": arguments}
 

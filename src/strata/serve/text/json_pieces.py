@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 _TOKEN = re.compile(r'[\[\]{}"]')
 _IN_STRING = re.compile(r'[\\"\x00-\x1f]')
 _CONTROL = re.compile(r"[\x00-\x1f]")
+_STEP = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[\[\]{},]', re.S)
+_CUT = re.compile(
+    r'\s*,?\s*(?:"(?:[^"\\]|\\.)*(?:"\s*:?\s*|\\?))?'
+    r'(?:"(?:[^"\\]|\\.)*\\?|-?[\d.eE+-]*|t(?:ru?)?|f(?:a(?:ls?)?)?|n(?:ul?)?)',
+    re.S,
+)
+"""A member or element that is not complete."""
 
 
 class JsonObject:
@@ -60,3 +68,29 @@ class JsonObject:
 
 def _escaped(char: str) -> str:
     return json.dumps(char)[1:-1] if _CONTROL.match(char) else char
+
+
+def cut_object(text: str) -> dict[str, Any] | None:
+    """The object that JSON text holds, without the member or element that the text's end cut in
+    two (``{"a": 1, "b": "x`` is ``{"a": 1}``); None when it is no begin of an object."""
+    open_brackets: list[str] = []
+    whole, closers = 0, ""
+    for step in _STEP.finditer(text):
+        char = step.group()
+        if char in "{[":
+            open_brackets.append("}" if char == "{" else "]")
+        elif char in "}]" and not (open_brackets and open_brackets.pop() == char):
+            return None
+        if char in "{[,":
+            whole = step.start() if char == "," else step.end()
+            closers = "".join(reversed(open_brackets))
+    candidates = [text + "".join(reversed(open_brackets))]
+    if _CUT.fullmatch(text, whole):
+        candidates.append(text[:whole] + closers)
+    for candidate in candidates:
+        try:
+            value = json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+        return value if isinstance(value, dict) else None
+    return None
