@@ -235,7 +235,8 @@ def test_echo_and_logprobs_of_the_prompt(served: Running) -> None:
 def test_prompts_in_every_form(served: Running) -> None:
     ids = served.post("/tokenize", {"prompt": "the kettle"}).json()["tokens"]
     assert ids == list(b"the kettle")
-    assert served.post("/detokenize", {"tokens": ids}).json() == {"prompt": "the kettle"}
+    back = served.post("/detokenize", {"tokens": ids}).json()
+    assert back == {"prompt": "the kettle", "content": "the kettle"}
     for prompt, n in (["a kettle", "b kettle"], 2), ([ids, ids], 2), (ids, 1), ("a kettle", 1):
         choices = served.post(COMPLETIONS, {"prompt": prompt, "max_tokens": 30}).json()["choices"]
         assert [c["text"] for c in choices] == ["seven green kettles boil"] * n

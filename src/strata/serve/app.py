@@ -13,7 +13,14 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from strata import __version__
-from strata.serve import anthropic, misc_routes, openai_chat, openai_completions, openai_responses
+from strata.serve import (
+    anthropic,
+    misc_routes,
+    openai_chat,
+    openai_completions,
+    openai_responses,
+    token_routes,
+)
 from strata.serve.dialects import given_name
 from strata.serve.errors import ApiError
 from strata.serve.guard import App, Guard
@@ -41,6 +48,7 @@ def make_app(server: Server) -> App:
         openai_completions,
         openai_responses,
         anthropic,
+        token_routes,
         misc_routes,
     ):
         # without prefixes the routes themselves do: one flat list, quick to search

@@ -15,8 +15,6 @@ from strata.serve.text.prompt import Conversation, ToolChoice, template_tools
 from strata.serve.text.specs import ConstraintSpec, ToolSpec
 from strata.serve.text.template_style import Effort, effort_variables
 
-_OURS = frozenset({"messages", "tools", "add_generation_prompt", "self"})
-
 
 @dataclass
 class ChatRequest:
@@ -43,15 +41,7 @@ async def chat_ask(server: Server, chat: ChatRequest) -> Ask:
     text = server.text
     for warning in chat.conversation.warnings:
         LOG.warning("%s: %s", chat.kind, warning)
-    variables = dict(chat.variables)
-    taken = sorted(_OURS & variables.keys())
-    if taken:
-        raise ApiError(
-            400,
-            f"chat_template_kwargs may not set {taken[0]}; it comes from the request itself",
-            "invalid_request",
-            field="chat_template_kwargs",
-        )
+    variables = server.template_variables(chat.variables)
     if chat.effort is not None:
         asked = effort_variables(text.style, chat.effort)
         if not asked:

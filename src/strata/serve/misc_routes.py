@@ -1,46 +1,23 @@
-"""Models, tokens, health, metrics, status, and the web page."""
+"""Models, health, metrics, status, and the web page."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
 
 from strata.core.settings import SETTINGS
-from strata.serve.bodies import Body, leftovers
-from strata.serve.errors import ApiError
 from strata.serve.metrics import CONTENT_TYPE
 from strata.serve.server import Server
 from strata.serve.status import readiness, status
 from strata.serve.web import Asset, load_page
 
 
-class TokenizeBody(Body):
-    """Text, or messages, to ids."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    special: bool | None = False
-    with_pieces: bool | None = False
-
-
-class DetokenizeBody(Body):
-    """Ids to text."""
-
-    model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0)]]
-    skip_special_tokens: bool | None = False
-
-
 def router(server: Server) -> APIRouter:
     """The routes."""
     routes = APIRouter()
-    for part in (_operation(server), _tokens(server), _page()):
+    for part in (_operation(server), _page()):
         routes.routes.extend(part.routes)
     return routes
 
@@ -103,50 +80,6 @@ def _model(server: Server) -> dict[str, Any]:
         "max_model_len": context,
         "family": server.text.family or None,
     }
-
-
-def _tokens(server: Server) -> APIRouter:
-    routes = APIRouter()
-
-    @routes.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> Response:
-        server.require_ready()
-        server.require_model(body.model)
-        leftovers(body, {}, {})
-        if (body.prompt is None) == (body.messages is None):
-            raise ApiError(400, "give either prompt or messages", "invalid_request")
-
-        def encode() -> list[int]:
-            tokenizer = server.text.tokens
-            if body.messages is not None:
-                more = body.add_generation_prompt is not False
-                return tokenizer.chat_prompt(body.messages, add_generation_prompt=more)
-            bos = None if body.add_special_tokens in (None, True) else False
-            return tokenizer.encode(body.prompt or "", special=bool(body.special), add_bos=bos)
-
-        ids = await server.apart(encode, len(str(body.messages or body.prompt)))
-        out: dict[str, Any] = {
-            "tokens": ids, "count": len(ids), "max_model_len": server.context_tokens,
-        }  # fmt: skip
-        if body.with_pieces:
-            pieces = [server.text.tokens.token_bytes(i).decode("utf-8", "replace") for i in ids]
-            out["pieces"] = pieces
-        return JSONResponse(out)
-
-    @routes.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> Response:
-        server.require_ready()
-        server.require_model(body.model)
-        leftovers(body, {}, {})
-        if body.tokens:
-            server.require_ids(body.tokens, "tokens")
-        skip = bool(body.skip_special_tokens)
-        text = await server.apart(
-            lambda: server.text.tokens.decode(body.tokens, skip), len(body.tokens)
-        )
-        return JSONResponse({"prompt": text})
-
-    return routes
 
 
 def _page() -> APIRouter:

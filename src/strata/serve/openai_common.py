@@ -40,6 +40,11 @@ def extra(generation: Generation) -> dict[str, Any]:
     return out
 
 
+def warned(warnings: list[str]) -> dict[str, str]:
+    """The header that names fields without effect, if there are any."""
+    return {"X-Strata-Warnings": quote("; ".join(warnings), " ;:'")} if warnings else {}
+
+
 class Said:
     """What every chunk or response of one request repeats."""
 
@@ -52,9 +57,7 @@ class Said:
     def headers(self) -> dict[str, str]:
         """Of the response."""
         headers = {"X-Request-Id": self.id, "X-Strata-Mode": self._server.fingerprint}
-        if self._generation.ask.warnings:
-            headers["X-Strata-Warnings"] = quote("; ".join(self._generation.ask.warnings), " ;:'")
-        return headers
+        return headers | warned(self._generation.ask.warnings)
 
     def head(self, kind: str) -> dict[str, Any]:
         """Id, kind, time, model."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from strata.serve.text.specs import ConstraintSpec
 
 T = TypeVar("T")
 SHORT_CHARS = 2000
+_OURS = frozenset({"messages", "tools", "add_generation_prompt", "self"})
 _PROMPTS = {"completion": "prompt", "responses": "input"}
 
 
@@ -160,6 +161,19 @@ class Server:
                 "invalid_token",
                 field=field,
             )
+
+    def template_variables(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
+        """chat_template_kwargs; 400 for names that come from the request itself."""
+        variables = dict(given or {})
+        taken = sorted(_OURS & variables.keys())
+        if taken:
+            raise ApiError(
+                400,
+                f"chat_template_kwargs may not set {taken[0]}; it comes from the request itself",
+                "invalid_request",
+                field="chat_template_kwargs",
+            )
+        return variables
 
     def require_constraint(self, spec: ConstraintSpec | None, field: str) -> None:
         """400 for a form that cannot be enforced; field: what asks for it."""
