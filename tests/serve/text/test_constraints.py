@@ -55,6 +55,14 @@ DEFS = {"$defs": {"a": {"type": "string", "format": "zonk"}}}
             "at /items:",
         ),
         ({"properties": {"a": {"divisibleBy": 2}}}, "'divisibleBy'", "/properties/a"),
+        ({"properties": {"z": {"type": "integer", "blorb": 3}}}, "'blorb'", "at /properties/z "),
+        (
+            {"$defs": {"n": {"maximun": 3}}, "$ref": "#/$defs/n"},
+            "'maximun'",
+            "at /$defs/n is not supported; did you mean 'maximum'?",
+        ),
+        ({"items": [{}, {"nullable": True}]}, "'nullable'", "at /items/1 "),
+        ({"x-guidance": {"lenient": True}}, "'x-guidance'", "at / "),
         ({"$ref": "#/nowhere"}, "nowhere", "at /"),
         (["string"], "must be an object", ""),
         (False, "false", ""),
@@ -65,6 +73,20 @@ def test_c33_bad_schemas_name_keyword_and_place(schema: Any, keyword: str, place
         check_constraint(ConstraintSpec("json_schema", schema))
     assert keyword in str(caught.value) and place in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_words_that_only_describe_are_taken() -> None:
+    """Names of properties and the values of enum, const and default are no keywords."""
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "T",
+        "x-order": ["blorb"],
+        "properties": {
+            "blorb": {"description": "d", "default": {"not": 1}, "examples": [{"if": 1}]},
+            "maximun": {"enum": [{"not": 1}], "deprecated": True},
+        },
+    }
+    check_constraint(ConstraintSpec("json_schema", schema))
 
 
 @pytest.mark.parametrize(

@@ -20,19 +20,11 @@ from strata.core.errors import InputError
 from strata.engine.constraint import GrammarConstraint, grammar_error, schema_error, table_of
 from strata.formats.text import quoted
 from strata.serve.text.grammar import grammar_of
+from strata.serve.text.schema_words import parts, unknown_word
 from strata.serve.text.specs import ConstraintSpec, TokenizerLike
 
 _MAX_TRIED = 300
 _UNMET = "Unsatisfiable schema"
-_UNKNOWN = re.compile(r"Unimplemented keys: \[(.*)\]")
-_IN_MAP = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_IN_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
-_IN_ONE = (
-    "items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames",
-    "unevaluatedItems", "unevaluatedProperties", "additionalItems",
-)  # fmt: skip
-_OLD = ("divisibleBy", "disallow", "extends")
-"""Keywords of old drafts that the library passes over in silence."""
 
 
 def check_constraint(spec: ConstraintSpec) -> None:
@@ -73,23 +65,15 @@ def _asked_schemas(spec: ConstraintSpec) -> Iterator[tuple[str, Any]]:
 def _check_schema(schema: Any, where: str) -> None:
     if not isinstance(schema, Mapping | bool):
         raise InputError(f"{where} must be an object, not {quoted(str(schema), 60)}")
-    for pointer, part in islice(_parts(schema, ""), _MAX_TRIED):
-        old = next((key for key in _OLD if key in part), None)
-        if old:
-            raise InputError(f"{where} cannot be enforced: {old!r} at {pointer or '/'}")
-    error = schema_error(schema)
+    try:
+        unknown = unknown_word(schema)
+        error = schema_error(schema)
+    except RecursionError:
+        raise InputError(f"{where} cannot be enforced: it is nested too deep") from None
+    if unknown:
+        raise InputError(f"{where} cannot be enforced: {unknown}")
     if error is None:
         return
-    unknown = _UNKNOWN.search(error)
-    if unknown:
-        keys = re.findall(r'"((?:[^"\\]|\\.)*)"', unknown.group(1))
-        for pointer, part in _parts(schema, ""):
-            found = next((key for key in keys if key in part), None)
-            if found:
-                raise InputError(
-                    f"{where} cannot be enforced: the keyword {found!r} at {pointer or '/'} is not "
-                    f"supported"
-                )
     pointer, error = _innermost(schema, error)
     raise InputError(f"{where} cannot be enforced: at {pointer or '/'}: {_brief(error)}")
 
@@ -100,7 +84,7 @@ def _innermost(schema: Any, error: str) -> tuple[str, str]:
     shared = {}
     if isinstance(schema, Mapping):
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    for pointer, part in islice(_parts(schema, ""), _MAX_TRIED):
+    for pointer, part in islice(parts(schema), _MAX_TRIED):
         inside = pointer.startswith(("/$defs", "/definitions"))
         alone = schema_error(part if inside else {**shared, **part}) or ""
         unmet = error.startswith(_UNMET) and alone.startswith(_UNMET)
@@ -118,20 +102,3 @@ def _pattern_error(pattern: Any) -> bool:
 def _brief(error: str) -> str:
     """The library's words without its picture of the place."""
     return re.sub(r"^(at )?\d+\(\d+\): ", "", error.split(" 1 | ")[0])[:240]
-
-
-def _parts(schema: Any, pointer: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(JSON pointer, schema) of a schema and all schemas in it, outer ones first."""
-    if not isinstance(schema, Mapping):
-        return
-    yield pointer, schema
-    for key in _IN_ONE:
-        yield from _parts(schema.get(key), f"{pointer}/{key}")
-    for key in _IN_LIST:
-        for i, part in enumerate(schema[key] if isinstance(schema.get(key), list) else ()):
-            yield from _parts(part, f"{pointer}/{key}/{i}")
-    for key in _IN_MAP:
-        children = schema.get(key)
-        for name, part in children.items() if isinstance(children, Mapping) else ():
-            step = str(name).replace("~", "~0").replace("/", "~1")
-            yield from _parts(part, f"{pointer}/{key}/{step}")
