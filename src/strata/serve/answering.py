@@ -6,6 +6,7 @@ to the session's hooks, and looks between windows whether the request is cancell
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -58,8 +59,9 @@ def answer(
 ) -> tuple[str, dict[str, Any]]:
     """Carry a request out; (finish, report as plain data). base: settings that the request's own
     outrank. max_tokens 0 only reads the prompt."""
+    scored_s = 0.0
     if request.prompt_logprobs >= 0:
-        _score(session, request, control)
+        scored_s = _score(session, request, control)
     if request.sampling.get("max_tokens") == 0:
         return "length", {"prompt_tokens": len(request.tokens)}
     settings = base.for_request(**request.sampling)
@@ -88,7 +90,11 @@ def answer(
         elif control.cancelled():
             events.close()
             break
-    return finish, report_data(events.report)
+    report = report_data(events.report)
+    if request.prompt_logprobs >= 0:  # what this request has just read itself was not kept before
+        report |= {"reused_tokens": 0, "inexact_tokens": 0}
+        report["prompt_s"] += scored_s
+    return finish, report
 
 
 def report_data(report: Report) -> dict[str, Any]:
@@ -107,8 +113,9 @@ def report_data(report: Report) -> dict[str, Any]:
     }
 
 
-def _score(session: Session, request: Generate, control: Control) -> None:
-    """Log-probabilities of the prompt's own tokens; the first has none."""
+def _score(session: Session, request: Generate, control: Control) -> float:
+    """Log-probabilities of the prompt's own tokens; the first has none. Seconds it took."""
+    start = time.perf_counter()
     tokens = request.tokens
     control.prompt_logprobs(0, [[None, []]])
 
@@ -121,6 +128,7 @@ def _score(session: Session, request: Generate, control: Control) -> None:
         control.prompt_logprobs(start + 1, items)
 
     session.scored(tokens, each, control.reading)
+    return time.perf_counter() - start
 
 
 def _logprobs(row_V: Logits, token: int, n_top: int) -> list[Any]:

@@ -78,11 +78,12 @@ class Usage:
     reused_tokens: int = 0
     reports: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, report: dict[str, Any], n_tokens: int, n_reasoning: int) -> None:
-        """One answer ended."""
+    def add(self, report: dict[str, Any], n_tokens: int, n_reasoning: int, *, first: bool) -> None:
+        """One answer ended; first: of its prompt's. A prompt counts once, and so does what was kept
+        of it."""
         self.completion_tokens += n_tokens
         self.reasoning_tokens += n_reasoning
-        self.reused_tokens += report.get("reused_tokens", 0) if not self.reports else 0
+        self.reused_tokens += report.get("reused_tokens", 0) if first else 0
         self.reports.append(report)
 
 
@@ -152,7 +153,9 @@ class Generation:
             if not called:
                 called = any(type(delta) is ToolCallStart for delta in piece.deltas)
             if end is not None:
-                self.usage.add({**end.report, **_times(job)}, job.generated, n_reasoning)
+                report = {**end.report, **_times(job)}
+                first = index % self.ask.n == 0
+                self.usage.add(report, job.generated, n_reasoning, first=first)
                 piece.finish = _finish(end, called)
             yield piece
             if end is not None:

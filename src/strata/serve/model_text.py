@@ -35,6 +35,10 @@ class ServedTokenizer(TokenizerLike, Protocol):
     def template_source(self) -> str:
         """Source of the chat template."""
 
+    @property
+    def strip_space(self) -> bool:
+        """Whether a text's first space belongs to the tokenizer, not to the text."""
+
     def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
         """Ids of a text."""
 

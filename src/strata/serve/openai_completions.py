@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from strata.serve.bodies import MAX_N, Sampled, Stops, StreamOptions, biases, leftovers
+from strata.serve.completion_logprobs import CompletionLogprobs
 from strata.serve.errors import ApiError
 from strata.serve.forms import asked_form
 from strata.serve.generation import Ask, Generation, Piece
@@ -105,7 +106,7 @@ async def _ask(server: Server, body: CompletionBody) -> Ask:
         sampling=sampling,
         n=body.n or 1,
         chat=False,
-        continues=not body.echo,
+        continues=True,
         logprobs=logprobs,
         prompt_logprobs=logprobs if body.echo else -1,
         constraint=constraint,
@@ -121,23 +122,22 @@ class CompletionAnswer:
         self._server = server
         self._generation = generation
         self._echo = echo
+        self._rows: dict[int, CompletionLogprobs] = {}
 
     async def stream(self, with_usage: bool) -> AsyncIterator[bytes]:
         """Events."""
         fixed = self.said.fixed("text_completion")[:-1]
-        offsets: dict[int, int] = {}
+        begun: set[int] = set()
         try:
             async for piece in self._generation.pieces():
                 if not (piece.deltas or piece.tokens or piece.prompt or piece.finish):
                     yield f": {piece.where}\n\n".encode()
                     continue
                 text = _text(piece)
-                start = offsets.get(piece.index)
-                if start is None:
-                    start = 0
+                if piece.index not in begun:
+                    begun.add(piece.index)
                     text = self._prompt_text(piece.index) + text if self._echo else text
-                offsets[piece.index] = start + len(text)
-                logprobs = json.dumps(self._logprobs(piece.index, [piece], start))
+                logprobs = json.dumps(self._logprobs(piece.index, [piece]))
                 reason = f'"{piece.finish}"' if piece.finish else "null"
                 more = self.said.tail(last=bool(piece.finish) and not with_usage)
                 yield sse(
@@ -165,7 +165,7 @@ class CompletionAnswer:
                 {
                     "index": index,
                     "text": text,
-                    "logprobs": self._logprobs(index, parts, 0),
+                    "logprobs": self._logprobs(index, parts),
                     "finish_reason": parts[-1].finish,
                 }
             )
@@ -184,39 +184,14 @@ class CompletionAnswer:
     def _prompt(self, index: int) -> list[int]:
         return self._generation.ask.prompts[index // self._generation.ask.n]
 
-    def _logprobs(self, index: int, pieces: list[Piece], start: int) -> dict[str, Any] | None:
-        """The old form: lists side by side."""
+    def _logprobs(self, index: int, pieces: list[Piece]) -> dict[str, Any] | None:
+        """Of an answer's next pieces."""
         if self._generation.ask.logprobs < 0:
             return None
-        rows: list[list[Any]] = []
-        prompt = self._prompt(index)
-        n_prompt = 0
-        for piece in pieces:
-            for item in piece.prompt:
-                rows.append([prompt[n_prompt], *item])
-                n_prompt += 1
-            rows += [[item[0], *item[2:]] for item in piece.tokens if len(item) > 2]
-        out: dict[str, Any] = {
-            "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
-        }  # fmt: skip
-        for token, logprob, top in rows:
-            text = self._spelled(token)
-            out["tokens"].append(text)
-            out["token_logprobs"].append(logprob)
-            best = {self._spelled(other): value for other, value in reversed(top)}
-            if logprob is not None:
-                best.setdefault(text, logprob)
-            out["top_logprobs"].append(best if logprob is not None else None)
-            out["text_offset"].append(start)
-            start += len(text)
-        return out
-
-    def _spelled(self, token: int) -> str:
-        raw = self.said.token_bytes(token)
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError:  # half a character: told apart from every text
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+        if index not in self._rows:
+            prompt = self._prompt(index) if self._echo else []
+            self._rows[index] = CompletionLogprobs(self._server.text.tokenizer, prompt)
+        return self._rows[index].of(pieces)
 
 
 def _text(piece: Piece) -> str:
