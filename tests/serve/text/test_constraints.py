@@ -226,6 +226,7 @@ PLAIN = [{"enum": ["C", "F"]}, {"const": "ok"}, {"enum": ["5", 5]}, {"enum": [5,
          {"anyOf": [{"type": "string", "enum": ["5"]}, {"type": "null"}]},
          {"type": ["string", "null"], "enum": ["null"]}, {"type": ["string", "integer"]},
          {"type": "string", "enum": ["true", '"q"']}, {"type": "number"},
+         {"type": "string", "enum": ["", 5, "C"]}, {"enum": ["a", "b"], "const": "b"},
          {"anyOf": [{"type": "string", "enum": ["ab"]}, {"type": "integer"}]}]  # fmt: skip
 
 
@@ -284,13 +285,42 @@ def test_strict_tools_may_be_called_or_not(form: str) -> None:
     assert form == "harmony" or not admits(once, f"{call}\n{call}")
 
 
-def test_strict_tools_refuse_what_their_format_cannot_hold() -> None:
-    schema = {"properties": {"t": {"type": "string", "maxLength": 3}}}
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"properties": {"t": {"type": "string", "maxLength": 3}}}, "'maxLength' at /properties/t"),
+        (
+            {"properties": {"t": {"type": "string", "enum": ["a"], "pattern": "b"}}},
+            "'pattern' at /properties/t",
+        ),
+        ({"properties": {"t": {}}, "anyOf": [{"required": ["t"]}]}, "'anyOf' at / "),
+        ({"properties": {"t": {}}, "required": ["u"]}, "requires 'u', which is not among"),
+        ({"properties": {"t": {"type": "string", "enum": ["a"], "const": "b"}}}, "/properties/t"),
+    ],
+)
+def test_strict_tools_refuse_what_their_format_cannot_hold(schema: Any, said: str) -> None:
     tool = {"name": "a", "parameters": schema, "strict": True}
     family, hint = HINTS["qwen"]
     value = {"tools": [tool], "family": family, "template_hint": hint}
-    with pytest.raises(InputError, match="'maxLength' at /properties/t"):
+    with pytest.raises(InputError, match=said):
         check_constraint(ConstraintSpec("tool_calls", value))
+
+
+@pytest.mark.parametrize("form", ["qwen", "glm"])
+def test_required_arguments_that_are_not_listed_are_written(form: str) -> None:
+    """By hand: the value is JSON of the schema of additional properties, read back as such."""
+    family, hint = HINTS[form]
+    parameters = {"required": ["u"], "additionalProperties": {"type": "string"}}
+    tool = {"name": "f", "parameters": parameters, "strict": True}
+    spec = ConstraintSpec("tool_calls", {"tools": [tool], "family": family, "template_hint": hint})
+    call = {
+        "qwen": "<tool_call>\n<function=f>\n<parameter=u>\n{}\n</parameter>\n</function>\n"
+        "</tool_call>",
+        "glm": "<tool_call>f\n<arg_key>u</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
+    }[form]
+    assert admits(spec, call.format('"5"')) and not admits(spec, call.format("5"))
+    strict = [ToolSpec("f", "", parameters, True)]
+    assert parse(form, call.format('"5"'), tools=strict).calls[0].value == {"u": "5"}
 
 
 def test_free_thinking_comes_first() -> None:

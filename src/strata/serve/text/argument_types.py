@@ -26,8 +26,11 @@ def is_text_schema(schema: Any) -> bool:
 
 
 def choices_of(schema: Mapping[str, Any]) -> list[Any]:
-    """The values of enum or const; none when the schema has neither."""
-    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    """The values that enum and const admit; none when the schema has neither."""
+    choices = schema.get("enum")
+    if "const" in schema:
+        const = schema["const"]
+        return [] if isinstance(choices, list) and const not in choices else [const]
     return choices if isinstance(choices, list) else []
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from strata.core.errors import InputError, UnsupportedError
 from strata.serve.text.argument_types import choices_of, is_text_schema
 from strata.serve.text.parsers import HARMONY_END, call_format
+from strata.serve.text.schema_words import ENFORCED
 from strata.serve.text.specs import ConstraintSpec
 
 IsControl = Callable[[str], bool]
@@ -27,7 +28,11 @@ _LOOSE = {"whitespace_pattern": r" |\n {0,24}"}
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _JSON_END = "}\n</tool_call>"
 _CONTROL = re.compile(r"(<[|｜][^<>|｜]+[|｜]>|</?\w+>)")
-_TEXT_KEYS = frozenset({"type", "title", "description", "default", "examples", "deprecated"})
+_TEXT_KEYS = frozenset({"type", "enum", "const"})
+_PAIR_KEYS = frozenset(
+    {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+)
+"""What pairs of key and value obey; the other keywords of a tool's schema need JSON."""
 
 
 def grammar_of(spec: ConstraintSpec, is_control: IsControl) -> str:
@@ -205,7 +210,8 @@ def _glm_call(rules: Rules, tool: Mapping[str, Any], asked: Mapping[str, Any]) -
 def _pairs(rules: Rules, tool: Mapping[str, Any], before: str, after: str) -> str:
     """The arguments between tags, in the schema's order; those that are not required may lack."""
     schema = _schema(tool)
-    properties = schema.get("properties") or {}
+    _require_enforced(tool, schema, _PAIR_KEYS, "/")
+    properties = {**(schema.get("properties") or {}), **_unlisted(tool, schema)}
     shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     parts: list[str] = []
     for key, value in properties.items():
@@ -214,6 +220,30 @@ def _pairs(rules: Rules, tool: Mapping[str, Any], before: str, after: str) -> st
         pair = rules.rule(f"{head} {body}")
         parts.append(pair if key in (schema.get("required") or ()) else f"{pair}?")
     return " ".join(parts)
+
+
+def _unlisted(tool: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Schemas of the required arguments that are not among the properties; written as JSON."""
+    listed = schema.get("properties") or {}
+    names = [key for key in schema.get("required") or () if key not in listed]
+    more = schema["additionalProperties"]
+    if names and more is False:
+        raise InputError(
+            f"the tool {tool['name']} requires {names[0]!r}, which is not among its properties"
+        )
+    return {key: {"allOf": [more]} for key in names}
+
+
+def _require_enforced(
+    tool: Mapping[str, Any], schema: Mapping[str, Any], known: frozenset[str], place: str
+) -> None:
+    """UnsupportedError when a strict tool asks for more than these keywords."""
+    beyond = sorted((set(schema) & ENFORCED) - known)
+    if beyond and tool.get("strict"):
+        raise UnsupportedError(
+            f"the tool {tool['name']} is strict, but {beyond[0]!r} at {place} cannot be enforced "
+            f"in the way this model writes calls"
+        )
 
 
 def _value(
@@ -228,15 +258,13 @@ def _value(
     if not is_text_schema(schema):
         whole = {**schema, **shared} if isinstance(schema, Mapping) else schema
         return f"{rules.json(whole, _ONE_LINE)} {rules.words(after)}"
-    choices = choices_of(schema)
-    if choices:
-        return f"({' | '.join(rules.words(str(c)) for c in choices)}) {rules.words(after)}"
-    beyond = sorted(set(schema) - _TEXT_KEYS)
-    if beyond and tool.get("strict"):
-        raise UnsupportedError(
-            f"the tool {tool['name']} is strict, but {beyond[0]!r} at /properties/{key} cannot be "
-            f"enforced in the way this model writes calls"
-        )
+    _require_enforced(tool, schema, _TEXT_KEYS, f"/properties/{key}")
+    if "enum" in schema or "const" in schema:
+        texts = [choice for choice in choices_of(schema) if isinstance(choice, str)]
+        literals = [rules.words(text) or '""' for text in texts]
+        if not literals:
+            raise InputError(f"no text may stand at /properties/{key} of the tool {tool['name']}")
+        return f"({' | '.join(literals)}) {rules.words(after)}"
     return rules.until(after)
 
 
