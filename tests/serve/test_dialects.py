@@ -127,3 +127,22 @@ def test_every_route_looks(served: Running, path: str) -> None:
              "stop_token_ids": [], "skip_special_tokens": True}  # fmt: skip
     answer = served.post(path, {**body, **quiet})
     assert answer.status_code == 200 and "warnings" not in answer.json(), answer.text
+
+
+def test_what_a_template_does_not_read_is_named(served: Running) -> None:
+    """The scripted template reads enable_thinking; it names no tools and no other variable."""
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    warnings = served.chat("the kettle", tools=tools)["warnings"]
+    assert len(warnings) == 1 and "no place for tools" in warnings[0]
+    assert "warnings" not in served.chat("the kettle", tools=tools, tool_choice="none")
+    asked = served.chat("the kettle", chat_template_kwargs={"foo": 1, "enable_thinking": False})
+    assert [w.split()[0] for w in asked["warnings"]] == ["chat_template_kwargs.foo"]
+
+
+def test_an_answer_at_the_end_is_not_continued_in_silence(served: Running) -> None:
+    begun = {"role": "assistant", "content": "The kettle"}
+    body = {"messages": [*messages("the kettle")["messages"], begun]}
+    assert "a new one begins" in served.post(CHAT, body).json()["warnings"][0]
+    error = served.post(CLAUDE, {**body, "max_tokens": 5})
+    assert error.status_code == 400 and "last message" in error.json()["error"]["message"]
+    assert served.post(f"{CLAUDE}/count_tokens", body).status_code == 200

@@ -121,6 +121,16 @@ def test_an_allowed_page_gets_its_headers(locked: Running) -> None:
     assert "access-control-allow-origin" not in locked.get("/v1/models").headers
 
 
+def test_an_allowed_page_may_send_and_read_what_client_libraries_do(locked: Running) -> None:
+    """The official libraries name themselves in headers (x-stainless-*, anthropic-version)."""
+    wanted = "anthropic-version, x-api-key, x-stainless-lang"
+    asked = {"Origin": "https://chat.example", "Access-Control-Request-Headers": wanted}
+    response = locked.client.options("/v1/messages", headers={**asked, "Authorization": ""})
+    assert response.headers["access-control-allow-headers"] == wanted
+    shown = response.headers["access-control-expose-headers"]
+    assert "x-strata-warnings" in shown and "retry-after" in shown
+
+
 def test_the_own_page_may_ask(locked: Running) -> None:
     same = {"Origin": f"http://127.0.0.1:{locked.port}"}
     assert locked.get("/v1/models", headers=same).status_code == 200

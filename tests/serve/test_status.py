@@ -3,6 +3,8 @@ every response that it concerns."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from strata.serve.status import features
 from tests.serve.kit import running
 from tests.serve.test_demo_model import ENGINE, MODEL
@@ -48,3 +50,13 @@ def test_features_are_read_from_the_report() -> None:
             "state": "on (changes the output)",
         },
     ]
+
+
+def test_the_servers_own_settings_are_shown_as_they_are(tmp_path: Path) -> None:
+    """C44: the engine does not know them, so their defaults must not stand for them."""
+    script = {"answers": []}
+    with running(tmp_path, script, max_queue=6, api_key="secret", wait=False) as server:
+        status = server.status
+    row = status["settings"]["max_queue"]
+    assert row["value"] == status["server"]["max_queue"] == "6" and row["source"] != "default"
+    assert "secret" not in str(status)

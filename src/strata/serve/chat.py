@@ -13,7 +13,7 @@ from strata.serve.server import Server
 from strata.serve.text.parsers import parser_for, with_thinking
 from strata.serve.text.prompt import Conversation, ToolChoice, template_tools
 from strata.serve.text.specs import ConstraintSpec, ToolSpec
-from strata.serve.text.template_style import Effort, effort_variables
+from strata.serve.text.template_style import Effort, effort_variables, unread
 
 
 @dataclass
@@ -42,12 +42,20 @@ async def chat_ask(server: Server, chat: ChatRequest) -> Ask:
     for warning in chat.conversation.warnings:
         LOG.warning("%s: %s", chat.kind, warning)
     variables = server.template_variables(chat.variables)
+    chat.warnings += [
+        f"chat_template_kwargs.{name} has no effect: this model's template does not read it"
+        for name in unread(text.template, variables)
+    ]
     if chat.effort is not None:
         asked = effort_variables(text.style, chat.effort)
         if not asked:
             chat.warnings.append("this model's template knows no effort of thinking")
         variables = {**asked, **variables}
     tools = chat.tools if chat.choice.mode != "none" else ()
+    if tools and unread(text.template, ["tools"]):
+        chat.warnings.append("this model's template has no place for tools: it does not see them")
+    if chat.kind != "messages" and chat.conversation.messages[-1]["role"] == "assistant":
+        chat.warnings.append("the last message is an answer; a new one begins after it")
 
     def render() -> tuple[list[int], str]:
         ids = text.tokens.chat_prompt(

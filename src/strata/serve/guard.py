@@ -32,6 +32,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 OPEN_PATHS = frozenset({"/health"})
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _ANY = frozenset({"0.0.0.0", "::", ""})
+_HEADERS = "authorization, content-type, x-api-key"
+_SHOWN = b"x-request-id, x-strata-mode, x-strata-warnings, retry-after"
 
 
 def require_safe_bind(settings: Settings) -> None:
@@ -78,7 +80,8 @@ class Guard:
         origin = headers.get(b"origin")
         allowed = origin is not None and origin.rstrip("/").lower() in self._origins
         if allowed:
-            send = _with_cors(send, str(origin))
+            asked = headers.get(b"access-control-request-headers", _HEADERS)
+            send = _with_cors(send, str(origin), asked)
         try:
             self._check_place(scope, headers, origin, allowed)
             if allowed and scope["method"] == "OPTIONS":
@@ -179,14 +182,17 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _with_cors(send: Send, origin: str) -> Send:
+def _with_cors(send: Send, origin: str, asked: str) -> Send:
+    """Let the page in; asked: the headers it wants to send, which the client libraries name."""
+
     async def with_cors(message: Message) -> None:
         if message["type"] == "http.response.start":
             message["headers"] = [
                 *message.get("headers", ()),
                 (b"access-control-allow-origin", origin.encode("latin-1")),
-                (b"access-control-allow-headers", b"authorization, content-type, x-api-key"),
+                (b"access-control-allow-headers", asked.encode("latin-1")),
                 (b"access-control-allow-methods", b"GET, POST"),
+                (b"access-control-expose-headers", _SHOWN),
                 (b"vary", b"Origin"),
             ]
         await send(message)

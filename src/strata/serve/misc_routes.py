@@ -46,12 +46,14 @@ def _operation(server: Server) -> APIRouter:
     @routes.get("/v1/status")
     async def server_status() -> Response:
         settings = server.settings
-        shown = {
-            name: info.show(getattr(settings, name))
-            for name, info in SETTINGS.items()
-            if info.scope == "serve"
-        }
+        own = {name: info for name, info in SETTINGS.items() if info.scope == "serve"}
+        shown = {name: info.show(getattr(settings, name)) for name, info in own.items()}
         body = status(server.link, server.text.name, shown)
+        for name, info in own.items():  # the engine does not know them
+            body["settings"][name] = {
+                "value": shown[name], "source": server.effective.sources[name], "unit": info.unit,
+                "changes_output": False,
+            }  # fmt: skip
         body["model"]["type"] = server.text.kind
         body["sampling_defaults"] = server.text.sampling
         return JSONResponse(body)

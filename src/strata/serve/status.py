@@ -93,7 +93,7 @@ def status(link: Link, name: str, server_settings: Mapping[str, Any]) -> dict[st
         "engine": {"pid": link.pid, "starts": health.starts, "faults": health.faults},
         "queue": queue(link),
         "features": features(report),
-        "settings": info.get("settings", {}),
+        "settings": dict(info.get("settings", {})),
         "server": dict(server_settings),
         "report": report,
         "plan": info.get("plan", {}),

@@ -7,6 +7,7 @@ on where earlier thinking goes, and on how thinking is asked for.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,6 +62,11 @@ def effort_variables(style: TemplateStyle, effort: Effort) -> dict[str, Any]:
         "reasoning_effort": _THREE_LEVELS.get(effort, effort),
     }
     return {name: values[name] for name in style.variables}
+
+
+def unread(source: str, names: Iterable[str]) -> list[str]:
+    """Those of the variables that a template never names."""
+    return [name for name in names if not re.search(rf"\b{re.escape(name)}\b", source)]
 
 
 def _prints_call(source: str, arguments: Any) -> bool:
