@@ -5,13 +5,14 @@ documents of llama.cpp's server, of vLLM and of SGLang; C33 where forms are conc
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from strata.serve.dialects import FORMS, NEUTRAL, SYNONYMS, refuse
 from strata.serve.errors import ApiError
-from tests.serve.kit import Running, messages
+from tests.serve.kit import Running, messages, running
 
 CHAT, COMPLETIONS, CLAUDE = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 RESPONSES = "/v1/responses"
@@ -137,6 +138,28 @@ def test_what_a_template_does_not_read_is_named(served: Running) -> None:
     assert "warnings" not in served.chat("the kettle", tools=tools, tool_choice="none")
     asked = served.chat("the kettle", chat_template_kwargs={"foo": 1, "enable_thinking": False})
     assert [w.split()[0] for w in asked["warnings"]] == ["chat_template_kwargs.foo"]
+
+
+def test_efforts_and_calls_a_template_does_not_show_are_named(
+    served: Running, tmp_path: Path
+) -> None:
+    """The shared template turns thinking on and off and shows calls; a plain one does neither."""
+    assert "warnings" not in served.chat("the kettle", reasoning_effort="none")
+    [levels] = served.chat("the kettle", reasoning_effort="low")["warnings"]
+    assert "no levels of effort" in levels
+    called = {"id": "c", "function": {"name": "look", "arguments": "{}"}}
+    chat = [
+        *messages("look")["messages"],
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "c", "content": "the kettle"},
+    ]
+    assert "warnings" not in served.post(CHAT, {"messages": chat}).json()
+    plain = "{% for m in messages %}{{ m.content or '' }}{% endfor %}"
+    with running(tmp_path, {"template": plain, "answers": []}) as bare:
+        [said] = bare.post(CHAT, {"messages": chat}).json()["warnings"]
+        assert "does not show the calls" in said
+        [said] = bare.chat("hi", reasoning_effort="high")["warnings"]
+        assert "no effort of thinking" in said
 
 
 def test_an_answer_at_the_end_is_not_continued_in_silence(served: Running) -> None:

@@ -13,7 +13,7 @@ from strata.serve.server import Server
 from strata.serve.text.parsers import parser_for, with_thinking
 from strata.serve.text.prompt import Conversation, ToolChoice, template_tools
 from strata.serve.text.specs import ConstraintSpec, ToolSpec
-from strata.serve.text.template_style import Effort, effort_variables, unread
+from strata.serve.text.template_style import Effort, effort_variables, effort_warning, unread
 
 
 @dataclass
@@ -47,13 +47,14 @@ async def chat_ask(server: Server, chat: ChatRequest) -> Ask:
         for name in unread(text.template, variables)
     ]
     if chat.effort is not None:
-        asked = effort_variables(text.style, chat.effort)
-        if not asked:
-            chat.warnings.append("this model's template knows no effort of thinking")
-        variables = {**asked, **variables}
+        limited = effort_warning(text.style, chat.effort)
+        chat.warnings += [limited] if limited else []
+        variables = {**effort_variables(text.style, chat.effort), **variables}
     tools = chat.tools if chat.choice.mode != "none" else ()
     if tools and unread(text.template, ["tools"]):
         chat.warnings.append("this model's template has no place for tools: it does not see them")
+    if not text.style.calls and any(m.get("tool_calls") for m in chat.conversation.messages):
+        chat.warnings.append("this model's template does not show the calls of earlier answers")
     if chat.kind != "messages" and chat.conversation.messages[-1]["role"] == "assistant":
         chat.warnings.append("the last message is an answer; a new one begins after it")
 

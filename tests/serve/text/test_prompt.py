@@ -23,7 +23,13 @@ from strata.serve.text.prompt_other import (
     responses_messages,
 )
 from strata.serve.text.specs import ToolSpec
-from strata.serve.text.template_style import TemplateStyle, effort_variables, style_of
+from strata.serve.text.template_style import (
+    TemplateStyle,
+    effort_variables,
+    effort_warning,
+    style_of,
+    unread,
+)
 
 STYLE = TemplateStyle()
 HERMES = (
@@ -262,6 +268,51 @@ def test_effort_goes_to_the_variables_the_template_reads(
     source: str, effort: Any, variables: dict[str, Any]
 ) -> None:
     assert effort_variables(style_of(source), effort) == variables
+
+
+@pytest.mark.parametrize(
+    ("source", "effort", "said"),
+    [
+        ("{{ messages }}", "low", "knows no effort"),
+        ("{{ enable_thinking }}", "low", "no levels"),
+        ("{{ enable_thinking }}", "none", None),
+        ("{{ reasoning_effort }}", "low", None),
+        ("{{ reasoning_effort }}", "none", "given to this model's template as low"),
+        ("{{ reasoning_effort }}", "xhigh", "as high"),
+        ("{{ reasoning_effort }}{{ enable_thinking }}", "none", None),
+    ],
+)
+def test_an_effort_that_the_template_cannot_ask_for_is_named(
+    source: str, effort: Any, said: str | None
+) -> None:
+    warning = effort_warning(style_of(source), effort)
+    assert warning is None if said is None else said in str(warning)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% if tools %}{{ tools }}{% endif %}", []),
+        ("{%- for t in tools %}{% generation %}{{ t }}{% endgeneration %}{% endfor %}", []),
+        ("You have no tools. {# tools #}{{ 'tools' ~ m.tools }}", ["tools"]),
+        ("{% if x == '", ["tools"]),
+        ("{% if tools == '", []),
+    ],
+)
+def test_variables_that_a_template_reads(source: str, expected: list[str]) -> None:
+    assert unread(source, ["tools"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", False),
+        ("{% for m in messages %}{{ m.tool_calls | string }}{% endfor %}", True),
+        ("{{ raise_exception('no') }}", True),
+    ],
+)
+def test_whether_earlier_calls_are_shown(source: str, shown: bool) -> None:
+    assert style_of(source).calls is shown
 
 
 def test_c11_a_late_system_message_is_the_templates_to_refuse() -> None:
