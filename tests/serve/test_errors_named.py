@@ -50,3 +50,23 @@ def test_bodies_that_are_no_json(served: Running) -> None:
         assert response.status_code == 400
         assert "Content-Type: application/json" in response.json()["error"]["message"]
     assert "object" in served.post(CHAT, [1]).json()["error"]["message"]
+
+
+def test_counts_of_several_answers_agree_with_the_usage(served: Running) -> None:
+    """C41 for n > 1: a prompt that is answered twice is one prompt in both."""
+    names = {"vllm:prompt_tokens_total": "prompt_tokens",
+             "vllm:generation_tokens_total": "completion_tokens"}  # fmt: skip
+    before = {name: served.metric(name) for name in names}
+    body = {"prompt": ["a kettle", "b kettle"], "n": 2, "max_tokens": 3}
+    usage = served.post(COMPLETIONS, body).json()["usage"]
+    assert usage["prompt_tokens"] == 16
+    for name, field in names.items():
+        assert served.metric(name) - before[name] == usage[field]
+
+
+def test_stream_options_without_a_stream_are_named(served: Running) -> None:
+    body = {**messages("the kettle"), "stream_options": {"include_usage": True}}
+    assert served.post(CHAT, body).json()["warnings"] == [
+        "stream_options has no effect without stream"
+    ]
+    assert "warnings" not in served.chunks(CHAT, body)[-1]

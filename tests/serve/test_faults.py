@@ -142,6 +142,7 @@ def test_c37_silent_engine(tmp_path: Path, fault: str) -> None:
         wait_for(lambda: server.get("/ready").status_code == 503, 4)
         fact = server.get("/ready").json()
         assert fact["last_fault"] and fact["phase"] == "restarting"
+        assert fact["progress"] < 1
         assert server.get("/health").status_code == 200
         refused = server.post(CHAT, messages("hi"))
         assert refused.status_code == 503 and refused.headers["retry-after"]

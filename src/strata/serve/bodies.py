@@ -83,6 +83,8 @@ def leftovers(body: Body, harmless: Mapping[str, Any], refused: Mapping[str, Any
     that mean "do not", as a tuple.
     """
     warnings: list[str] = []
+    if getattr(body, "stream_options", None) is not None and not getattr(body, "stream", False):
+        warnings.append("stream_options has no effect without stream")
     declared = list(type(body).model_fields)
     for name, value in (body.model_extra or {}).items():
         if name in refused:

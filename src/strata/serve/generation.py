@@ -177,7 +177,7 @@ class Generation:
             constraint=ask.constraint.as_json() if ask.constraint else None,
             continues=ask.continues,
         )
-        return Job(request, ask.kind)
+        return Job(request, ask.kind, again=i > 0)
 
     def _where(self, job: Job) -> str:
         position = self._jobs_queue.position(job)

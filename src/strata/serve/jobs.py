@@ -33,6 +33,8 @@ class Job:
     request: Generate
     kind: str = ""
     """Route, for status and logs."""
+    again: bool = False
+    """Whether it is a further answer to a prompt that another job has counted."""
     created: float = field(default_factory=time.monotonic)
     started: float | None = None
     first_token: float | None = None

@@ -222,7 +222,7 @@ class Link(asyncio.Protocol):
         self._noted = True
         self.health.last_fault = fault
         self.health.faults += 1
-        self.health.phase = "restarting"
+        self.health.phase, self.health.progress = "restarting", 0.0
         LOG.error("%s", fault)
 
     async def _reap(self, process: subprocess.Popen[bytes]) -> None:

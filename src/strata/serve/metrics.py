@@ -79,11 +79,12 @@ class Metrics:
             self.cancelled.inc(job.generated)
             return
         report = end.report
-        n_prompt = len(job.request.tokens)
-        self.prompt.inc(n_prompt)
         self.written.inc(job.generated)
-        self.queries.inc(n_prompt)
-        self.hits.inc(report.get("reused_tokens", 0))
+        if not job.again:  # as the usage counts
+            n_prompt = len(job.request.tokens)
+            self.prompt.inc(n_prompt)
+            self.queries.inc(n_prompt)
+            self.hits.inc(report.get("reused_tokens", 0))
         drafts = report.get("drafts", {})
         self.offered.inc(drafts.get("offered", 0))
         self.accepted.inc(drafts.get("accepted", 0))
