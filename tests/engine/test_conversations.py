@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from strata.core.errors import FormatError
+from strata.core.errors import FormatError, SettingError
 from strata.engine.conversation_file import ConversationFolder, read_kept, write_kept
 from strata.engine.conversations import Conversations, common_prefix
 from strata.engine.events import Reuse
@@ -201,6 +201,14 @@ def test_every_damaged_byte_is_refused_before_the_engine_sees_it(tmp_path: Path)
     assert all(torch.equal(before.tensors[k], after.tensors[k]) for k in before.tensors)
     path.write_bytes(good)
     assert read_kept(path, engine.state.specs, IDENTITY, CONTEXT).tokens[:40] == tuple(range(40))
+
+
+def test_a_folder_that_cannot_be_written_names_the_setting(tmp_path: Path) -> None:
+    """Found at the start, so that the caller mends it, and not when a conversation is kept."""
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(SettingError, match=f"--park-dir {folder}: .*written"):
+            ConversationFolder(folder, Fed().state, IDENTITY)
 
 
 def test_files_of_another_model_settings_or_shape_are_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from strata.serve.model_text import ModelText, read_model_text
 from strata.serve.status import features
 from tests.serve.kit import running
 from tests.serve.test_demo_model import ENGINE, MODEL
@@ -60,3 +61,21 @@ def test_the_servers_own_settings_are_shown_as_they_are(tmp_path: Path) -> None:
     row = status["settings"]["max_queue"]
     assert row["value"] == status["server"]["max_queue"] == "6" and row["source"] != "default"
     assert "secret" not in str(status)
+
+
+def test_c39_the_model_is_described_while_it_loads(tmp_path: Path) -> None:
+    """What is said before the engine is there is what is said afterwards."""
+    script = {"answers": [], "load_s": 1.5, "context": 700}
+    with running(tmp_path, script, context=700, wait=False) as server:
+        (listed,) = server.get("/v1/models").json()["data"]
+        status = server.status
+        assert not status["ready"] and (listed["context_length"], listed["type"]) == (700, "chat")
+        assert (status["model"]["context_tokens"], status["model"]["type"]) == (700, "chat")
+        server.wait_ready()
+        assert server.get("/v1/models").json()["data"] == [listed]
+
+
+def test_what_is_known_of_a_model_from_its_file() -> None:
+    """The demo model was made for 2048 tokens (its GGUF says so); of an unread one nothing is."""
+    assert read_model_text(str(MODEL)).context_tokens == 2048
+    assert ModelText("x", why_not="").kind is None and ModelText("x").kind == "completion"

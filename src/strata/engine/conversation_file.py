@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import struct
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from strata.core.errors import FormatError
+from strata.core.errors import FormatError, SettingError
 from strata.core.log import LOG
 from strata.memory.state import Image, SequenceState, Snapshot, StateSpec
 
@@ -154,12 +155,24 @@ class ConversationFolder:
         self._folder = folder
         self._state = state
         self._identity = identity
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._require_usable()
         self._stored: dict[Path, Kept] = {}
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             with self._refusing(path):
                 self._stored[path] = read_header(path, state.specs, identity, state.context_tokens)
         self._ours = {path: kept.tokens for path, kept in self._stored.items()}
+
+    def _require_usable(self) -> None:
+        """SettingError, at the start and not when there is something to keep."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._folder):
+                pass
+        except OSError as error:
+            raise SettingError(
+                f"--park-dir {self._folder}: conversations cannot be kept there "
+                f"({error.strerror or error}); name a folder that can be written"
+            ) from None
 
     def stored(self) -> Sequence[Kept]:
         """Those that may be loaded."""

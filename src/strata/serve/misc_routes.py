@@ -54,24 +54,29 @@ def _operation(server: Server) -> APIRouter:
                 "value": shown[name], "source": server.effective.sources[name], "unit": info.unit,
                 "changes_output": False,
             }  # fmt: skip
-        body["model"]["type"] = server.text.kind
+        body["model"] |= {
+            "type": server.text.kind,
+            "context_tokens": server.planned_context_tokens,
+        }
         body["sampling_defaults"] = server.text.sampling
         return JSONResponse(body)
 
     @routes.get("/v1/models")
     async def models() -> Response:
+        await server.text_known()
         return JSONResponse({"object": "list", "data": [_model(server)]})
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         server.require_model(name)
+        await server.text_known()
         return JSONResponse(_model(server))
 
     return routes
 
 
 def _model(server: Server) -> dict[str, Any]:
-    context = server.context_tokens or None
+    context = server.planned_context_tokens
     return {
         "id": server.text.name,
         "object": "model",

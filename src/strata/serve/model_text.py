@@ -59,13 +59,15 @@ class ServedTokenizer(TokenizerLike, Protocol):
 @dataclass(frozen=True)
 class ModelText:
     """tokenizer: None when the checkpoint has none that works (why_not says why). sampling:
-    what the checkpoint suggests, by setting name."""
+    what the checkpoint suggests, by setting name. context_tokens: what the model was made for, 0
+    when the checkpoint does not say."""
 
     name: str
     family: str = ""
     tokenizer: ServedTokenizer | None = None
     why_not: str = "this model has no tokenizer; send token ids"
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    context_tokens: int = 0
 
     @property
     def tokens(self) -> ServedTokenizer:
@@ -85,8 +87,10 @@ class ModelText:
         return style_of(self.template)
 
     @property
-    def kind(self) -> str:
-        """Chat or plain text."""
+    def kind(self) -> str | None:
+        """Chat or plain text; None while nothing is known but the name."""
+        if self.tokenizer is None and not self.why_not:
+            return None
         return "chat" if self.tokenizer and self.tokenizer.has_chat_template else "completion"
 
     def tail(self, ids: Sequence[int]) -> str:
@@ -116,11 +120,16 @@ def read_model_text(model: str, name: str = "") -> ModelText:
             or checkpoint.config.get("model_type", "")
         )
         sampling = suggested(checkpoint.metadata, checkpoint.generation_config)
+        described = checkpoint.config.get("text_config") or checkpoint.config
+        context = checkpoint.metadata.get(
+            f"{family}.context_length", described.get("max_position_embeddings")
+        )
+        context = context if isinstance(context, int) else 0
         try:
             tokenizer = load_tokenizer(checkpoint)
         except InputError as error:
-            return ModelText(name, family, None, str(error), sampling)
-        return ModelText(name, family, tokenizer, "", sampling)
+            return ModelText(name, family, None, str(error), sampling, context)
+        return ModelText(name, family, tokenizer, "", sampling, context)
 
 
 def suggested(metadata: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from strata import __version__
 from strata.core.errors import ContextLengthError, InputError
 from strata.core.log import LOG
-from strata.core.settings import Settings
+from strata.core.settings import DEFAULT_CONTEXT_TOKENS, Settings
 from strata.core.settings_load import Effective
 from strata.serve.errors import ApiError, bad_request
 from strata.serve.generation import Ask, Generation
@@ -28,6 +28,7 @@ from strata.serve.text.specs import ConstraintSpec
 
 T = TypeVar("T")
 SHORT_CHARS = 2000
+READING_S = 10.0
 _OURS = frozenset({"messages", "tools", "add_generation_prompt", "self"})
 _PROMPTS = {"completion": "prompt", "responses": "input"}
 
@@ -111,6 +112,18 @@ class Server:
     def context_tokens(self) -> int:
         """Most tokens of prompt and answer together; 0 while loading."""
         return int(self.link.health.info.get("context_tokens", 0))
+
+    @property
+    def planned_context_tokens(self) -> int | None:
+        """The same, and while the engine loads what it will be; None when nothing is known yet."""
+        made_for = min(self.text.context_tokens, DEFAULT_CONTEXT_TOKENS)
+        return self.context_tokens or self.settings.context or made_for or None
+
+    async def text_known(self) -> None:
+        """Wait, a little, until the checkpoint's words are read: what is said about the model must
+        not change later."""
+        if self._reading is not None:
+            await asyncio.wait([self._reading], timeout=READING_S)
 
     @property
     def fingerprint(self) -> str:
