@@ -6,7 +6,6 @@ import hashlib
 from pathlib import Path
 
 from strata import __version__
-from strata.core.errors import SettingError
 from strata.core.settings import SETTINGS
 from strata.engine.conversation_file import ConversationFolder
 from strata.engine.conversations import Conversations
@@ -27,14 +26,7 @@ def conversations(engine: Engine, path: str | Path) -> Conversations:
     settings = engine.settings
     folder = None
     if settings.park_dir:
-        place = Path(settings.park_dir)
-        try:
-            folder = ConversationFolder(place, engine.state, identity(engine, path))
-        except OSError as error:
-            raise SettingError(
-                f"--park-dir {place}: {error.strerror or error}; give a folder that can be made "
-                f"and written"
-            ) from None
+        folder = ConversationFolder(Path(settings.park_dir), engine.state, identity(engine, path))
     auto = settings.park_gb == SETTINGS["park_gb"].auto
     return Conversations(
         engine,
