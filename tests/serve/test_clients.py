@@ -144,9 +144,29 @@ def test_anthropic_cut_calls_are_the_same_in_both_modes(claude: anthropic.Anthro
             assert message.stop_reason == "max_tokens"
 
 
+def test_responses_cut_calls_are_incomplete_in_both_modes(gpt: openai.OpenAI) -> None:
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+    begin = '{"n": 1, "at'
+    for limit, said in ((1, begin), (2, f'{begin}": "Ro')):
+        body = {"model": NAME, "input": "cut call", "max_output_tokens": limit, "tools": tools}
+        events = list(gpt.responses.create(**body, stream=True))
+        [done] = [e.item for e in events if e.type == "response.output_item.done"]
+        assert events[-1].type == "response.incomplete"
+        for call in (gpt.responses.create(**body).output[0], events[-1].response.output[0], done):
+            assert (call.arguments, call.status) == (said, "incomplete")
+    cut = gpt.responses.create(model=NAME, input="the kettle", max_output_tokens=2)
+    assert cut.output[0].status == "incomplete"
+    at_end = gpt.responses.create(**{**body, "max_output_tokens": 3})
+    assert (at_end.output[0].status, at_end.status) == ("completed", "incomplete")
+
+
 def test_anthropic_counts_and_errors(claude: anthropic.Anthropic) -> None:
     counted = claude.messages.count_tokens(model=NAME, **messages("the kettle"))
     used = claude.messages.create(model=NAME, max_tokens=1, **messages("the kettle"))
+    raw = claude.messages.with_raw_response.count_tokens(
+        model=NAME, **messages("the kettle"), tools=CLAUDE_TOOLS
+    )
+    assert "no place for tools" in raw.headers["x-strata-warnings"]
     assert counted.input_tokens == used.usage.input_tokens == len("the kettle") + 3
     with pytest.raises(anthropic.NotFoundError):
         claude.messages.create(model="ghost-7b", max_tokens=1, **messages("hi"))

@@ -22,6 +22,7 @@ from strata.serve.generation import Generation
 from strata.serve.openai_common import Said, extra
 from strata.serve.server import Server
 from strata.serve.streams import EventStream, unless_gone
+from strata.serve.text.json_pieces import is_whole
 from strata.serve.text.prompt import openai_tool_choice, openai_tools
 from strata.serve.text.prompt_other import responses_messages
 
@@ -111,6 +112,7 @@ class ResponsesAnswer:
         self._body = body
         self._model = server.text.name
         self._blocks = Blocks()
+        self._finish = ""
         self._ids: dict[int, str] = {}
         self._sequence = 0
 
@@ -121,6 +123,7 @@ class ResponsesAnswer:
         try:
             async for piece in self._generation.pieces():
                 out = bytearray()
+                self._finish = piece.finish
                 steps = list(self._blocks.add(piece.deltas))
                 if piece.finish:
                     steps += self._blocks.close()
@@ -138,11 +141,10 @@ class ResponsesAnswer:
 
     async def whole(self) -> dict[str, Any]:
         """The response at once."""
-        finish = ""
         async for piece in self._generation.pieces():
             list(self._blocks.add(piece.deltas))
-            finish = piece.finish or finish
-        return self._ended(finish)
+            self._finish = piece.finish
+        return self._ended(self._finish)
 
     def _final(self, finish: str) -> bytes:
         response = self._ended(finish)
@@ -171,7 +173,7 @@ class ResponsesAnswer:
             "created_at": self._generation.created,
             "status": status,
             "model": self._model,
-            "output": [self._item(block, "completed") for block in self._blocks.all]
+            "output": [self._item(block, self._status(block)) for block in self._blocks.all]
             if done
             else [],
             "error": None,
@@ -189,6 +191,13 @@ class ResponsesAnswer:
             "usage": None,
         }
 
+    def _status(self, block: Block) -> str:
+        """Of a block that has ended: the last one of an answer that was cut is incomplete, unless
+        it is a call whose arguments are whole."""
+        cut = self._finish == "length" and block is self._blocks.all[-1]
+        whole = block.kind == "call" and is_whole(block.text)
+        return "incomplete" if cut and not whole else "completed"
+
     def _item(self, block: Block, status: str) -> dict[str, Any]:
         """An item of the output."""
         prefix = {"reasoning": "rs", "text": "msg", "call": "fc"}[block.kind]
@@ -201,7 +210,7 @@ class ResponsesAnswer:
         if block.kind == "reasoning":
             content = [{"type": "reasoning_text", "text": block.text}]
             return {"type": "reasoning", "id": id, "summary": [], "content": content}
-        text = [_part(block.text)] if status == "completed" else []
+        text = [_part(block.text)] if status != "in_progress" else []
         return {
             "type": "message", "id": id, "role": "assistant", "status": status, "content": text,
         }  # fmt: skip
@@ -236,7 +245,7 @@ class ResponsesAnswer:
             out += self._event(kind, **part, text=block.text, **more)
         if block.kind == "text":
             out += self._event("response.content_part.done", **part, part=_part(block.text))
-        done = self._item(block, "completed")
+        done = self._item(block, self._status(block))
         return out + self._event("response.output_item.done", **place, item=done)
 
     def _event(self, kind: str, **more: Any) -> bytes:

@@ -70,6 +70,15 @@ def _escaped(char: str) -> str:
     return json.dumps(char)[1:-1] if _CONTROL.match(char) else char
 
 
+def is_whole(text: str) -> bool:
+    """Whether the text is JSON to its end."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def cut_object(text: str) -> dict[str, Any] | None:
     """The object that JSON text holds, without the member or element that the text's end cut in
     two (``{"a": 1, "b": "x`` is ``{"a": 1}``); None when it is no begin of an object."""
