@@ -169,3 +169,20 @@ def test_an_answer_at_the_end_is_not_continued_in_silence(served: Running) -> No
     error = served.post(CLAUDE, {**body, "max_tokens": 5})
     assert error.status_code == 400 and "last message" in error.json()["error"]["message"]
     assert served.post(f"{CLAUDE}/count_tokens", body).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["output_format", "output_config"])
+def test_c33_a_schema_asked_for_in_anthropics_way(served: Running, name: str) -> None:
+    form = {"type": "json_schema", "schema": SCHEMA}
+    body = {**messages("hi"), "max_tokens": 300, "thinking": {"type": "disabled"}}
+    asked = form if name == "output_format" else {"format": form}
+    answer = served.post(CLAUDE, {**body, name: asked}).json()
+    assert json.loads(answer["content"][0]["text"]) == {"a": "x"}
+    bad = {"type": "json_schema", "schema": {"type": "string", "pattern": "("}}
+    error = served.post(CLAUDE, {**body, name: bad if name == "output_format" else {"format": bad}})
+    assert error.status_code == 400 and "regex" in error.text
+    none = {"type": "xml"}
+    error = served.post(
+        CLAUDE, {**body, name: none if name == "output_format" else {"format": none}}
+    )
+    assert error.status_code == 400 and name in error.text

@@ -16,8 +16,9 @@ from strata.serve.blocks import Block, Blocks
 from strata.serve.bodies import Body, Count, leftovers
 from strata.serve.chat import ChatRequest, chat_ask
 from strata.serve.errors import ApiError, bad_request
+from strata.serve.forms import response_form
 from strata.serve.generation import Generation, Usage
-from strata.serve.openai_common import Said, extra
+from strata.serve.openai_common import Said, extra, warned
 from strata.serve.server import Server
 from strata.serve.streams import EventStream, unless_gone
 from strata.serve.text.json_pieces import cut_object
@@ -26,6 +27,7 @@ from strata.serve.text.prompt_other import (
     anthropic_tool_choice,
     anthropic_tools,
 )
+from strata.serve.text.specs import ConstraintSpec
 from strata.serve.text.template_style import Effort
 
 HARMLESS: dict[str, Any] = {
@@ -36,7 +38,6 @@ HARMLESS: dict[str, Any] = {
 REFUSED: dict[str, Any] = {
     "container": (None,),
     "mcp_servers": (None, []),
-    "output_format": (None,),
 }
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -51,6 +52,7 @@ class CountBody(Body):
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
 
 
 class MessagesBody(CountBody):
@@ -100,13 +102,14 @@ def router(server: Server) -> APIRouter:
         server.require_ready()
         server.require_model(body.model)
         ask = await chat_ask(server, _read(server, body))
-        return JSONResponse({"input_tokens": len(ask.prompts[0])})
+        return JSONResponse({"input_tokens": len(ask.prompts[0])}, headers=warned(ask.warnings))
 
     return routes
 
 
 def _read(server: Server, body: CountBody) -> ChatRequest:
     warnings = leftovers(body, HARMLESS, REFUSED)
+    form, form_field = _form(body)
     try:
         tools = anthropic_tools(body.tools)
         return ChatRequest(
@@ -116,18 +119,30 @@ def _read(server: Server, body: CountBody) -> ChatRequest:
             tools=tools,
             choice=anthropic_tool_choice(body.tool_choice, tools),
             effort=_effort(body, warnings),
+            form=form,
+            form_field=form_field,
             warnings=warnings,
         )
     except InputError as error:
         raise bad_request(error) from None
 
 
+def _form(body: CountBody) -> tuple[ConstraintSpec | None, str]:
+    """(constraint or None, the field that asks for it) of output_config.format, or of its name in
+    the beta, output_format."""
+    newer = (body.output_config or {}).get("format")
+    if newer is not None and body.output_format is not None:
+        raise ApiError(400, "output_config.format and output_format differ; give one",
+                       "invalid_request", field="output_format")  # fmt: skip
+    name = "output_format" if newer is None else "output_config.format"
+    return response_form(body.output_format if newer is None else newer, name), name
+
+
 def _effort(body: CountBody, warnings: list[str]) -> Effort | None:
     """thinking and output_config.effort as an effort; a budget of tokens as the nearest one."""
     config = dict(body.output_config or {})
     asked = config.pop("effort", None)
-    if config.pop("format", None) is not None:
-        raise ApiError(400, "output_config.format is not supported here", "unsupported_field")
+    config.pop("format", None)
     warnings += [f"output_config.{name} is not known here and has no effect" for name in config]
     thinking: Mapping[str, Any] = body.thinking or {}
     kind = thinking.get("type")
