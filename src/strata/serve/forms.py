@@ -70,8 +70,9 @@ def response_form(response_format: Any, name: str = "response_format") -> Constr
         return None
     if kind == "json_object" and schema is None:
         return ConstraintSpec("json_object")
-    # llama.cpp's clients put a schema beside json_object
-    if kind in ("json_schema", "json_object") and isinstance(schema, Mapping):
+    if kind == "json_object" and isinstance(schema, Mapping):  # as llama.cpp's clients have it
+        return ConstraintSpec("json_schema", {"type": "object", **schema})
+    if kind == "json_schema" and isinstance(schema, Mapping):
         return ConstraintSpec("json_schema", dict(schema))
     raise _wrong(name, "must be text, json_object, or json_schema with a schema")
 
