@@ -162,15 +162,6 @@ def test_efforts_and_calls_a_template_does_not_show_are_named(
         assert "no effort of thinking" in said
 
 
-def test_an_answer_at_the_end_is_not_continued_in_silence(served: Running) -> None:
-    begun = {"role": "assistant", "content": "The kettle"}
-    body = {"messages": [*messages("the kettle")["messages"], begun]}
-    assert "a new one begins" in served.post(CHAT, body).json()["warnings"][0]
-    error = served.post(CLAUDE, {**body, "max_tokens": 5})
-    assert error.status_code == 400 and "last message" in error.json()["error"]["message"]
-    assert served.post(f"{CLAUDE}/count_tokens", body).status_code == 200
-
-
 @pytest.mark.parametrize("name", ["output_format", "output_config"])
 def test_c33_a_schema_asked_for_in_anthropics_way(served: Running, name: str) -> None:
     form = {"type": "json_schema", "schema": SCHEMA}
@@ -186,3 +177,15 @@ def test_c33_a_schema_asked_for_in_anthropics_way(served: Running, name: str) ->
         CLAUDE, {**body, name: none if name == "output_format" else {"format": none}}
     )
     assert error.status_code == 400 and name in error.text
+
+
+def test_a_range_of_penalties_matters_when_there_are_some(served: Running) -> None:
+    """llama.cpp's clients send repeat_last_n always; without a penalty it means nothing."""
+    body = {**messages("the kettle"), "repeat_last_n": 64}
+    assert "warnings" not in served.post(CHAT, {**body, "repeat_penalty": 1.0}).json()
+    assert (
+        served.post(CHAT, {**body, "repeat_last_n": -1, "repeat_penalty": 1.1}).status_code == 200
+    )
+    for penalty in ({"repeat_penalty": 1.1}, {"frequency_penalty": 1}):
+        error = served.post(CHAT, {**body, **penalty})
+        assert error.status_code == 400 and error.json()["error"]["param"] == "repeat_last_n"

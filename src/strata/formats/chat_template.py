@@ -31,6 +31,7 @@ _ROLES = frozenset({
     "environment", "observation",
 })  # fmt: skip
 _PROBE = "a7c41f"
+_CUT = "z9q5end"
 _PROBE_DEADLINE_S = 2.0
 
 
@@ -58,9 +59,13 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final: bool = False,
         **template_vars: Any,
     ) -> MarkedText:
         """The prompt's text.
+
+        continue_final: end it right behind the last message's content, which the answer then goes
+        on from (without a generation prompt). TemplateError where the template has no such place.
 
         messages: objects with a role and content (a string, None, or parts of type "text"), and
         whatever else the template knows (tool_calls, reasoning_content).
@@ -68,14 +73,18 @@ class ChatTemplate:
         UnsupportedError for content that is not text; InputError for what is no conversation.
         """
         with self._lock:
+            if continue_final and messages:
+                messages = [*messages[:-1], _with_cut(messages[-1])]
+                add_generation_prompt = False
             mine = [self._message(message, i) for i, message in enumerate(messages)]
-            return self._run(
+            text = self._run(
                 DEADLINE_S,
                 messages=mine,
                 tools=marked(tools) if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 **{name: marked(value) for name, value in template_vars.items()},
             )
+        return _cut_off(text) if continue_final else text
 
     def _run(self, deadline_s: float, **variables: Any) -> MarkedText:
         """One rendering, with its own budget; every failure becomes a TemplateError."""
@@ -153,3 +162,27 @@ class ChatTemplate:
             return False
         # A list printed as it is shows its quotes.
         return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
+
+
+def _with_cut(message: Any) -> Any:
+    """The message with a word behind its content that shows where it ends in the prompt: found
+    again whatever the template strips or adds."""
+    if not isinstance(message, Mapping):
+        return message
+    content = message.get("content")
+    if not content or isinstance(content, str):
+        return {**message, "content": f"{content or ''}{_CUT}"}
+    last = content[-1] if isinstance(content, list) else None
+    if not isinstance(last, Mapping) or not isinstance(last.get("text"), str):
+        return message
+    return {**message, "content": [*content[:-1], {**last, "text": f"{last['text']}{_CUT}"}]}
+
+
+def _cut_off(text: MarkedText) -> MarkedText:
+    at = text.rfind(_CUT)
+    if at < 0:
+        raise TemplateError(
+            "the chat template does not print the end of the last message, so that it cannot be "
+            "continued; end the conversation with another message"
+        )
+    return text[:at]

@@ -145,10 +145,12 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final: bool = False,
         **template_vars: Any,
     ) -> list[int]:
         """Ids of the prompt that the checkpoint's template makes of ``messages``.
 
+        continue_final: the prompt ends with the last message's content, to be gone on from.
         The begin token comes once when the template writes it or the checkpoint asks for it.
         Control tokens are those the template wrote; spelled ones in messages, tools and variables
         are ordinary text. User-defined tokens that the template uses (``<tool_call>``) are text in
@@ -158,7 +160,11 @@ class Tokenizer:
         """
         template = self._template(bool(tools))
         text = template.render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **template_vars
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final=continue_final,
+            **template_vars,
         )
 
         def may_match(token: AddedToken, start: int, end: int) -> bool:

@@ -75,11 +75,6 @@ def router(server: Server) -> APIRouter:
         server.require_ready()
         server.require_model(body.model)
         chat = _read(server, body)
-        if chat.conversation.messages[-1]["role"] == "assistant":
-            raise ApiError(
-                400, "the last message is an answer already; to continue a given begin is not "
-                "supported here", "unsupported", field="messages",
-            )  # fmt: skip
         chat.sampling = {
             "temperature": body.temperature,
             "top_p": body.top_p,

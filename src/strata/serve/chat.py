@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from strata.core.log import LOG
+from strata.serve.begun import begun_tail, begun_text, refuse_begun
 from strata.serve.errors import ApiError
 from strata.serve.generation import Ask
 from strata.serve.server import Server
@@ -19,7 +20,7 @@ from strata.serve.text.template_style import Effort, effort_variables, effort_wa
 @dataclass
 class ChatRequest:
     """A chat request in common form. form: the constraint on the answer's content, without its
-    reasoning_end; form_field: what asks for it."""
+    reasoning_end; form_field: what asks for it. go_on: see ``begun``."""
 
     kind: str
     conversation: Conversation
@@ -34,6 +35,7 @@ class ChatRequest:
     logprobs: int = -1
     warnings: list[str] = field(default_factory=list)
     reasoning: bool = True
+    go_on: bool | None = None
 
 
 async def chat_ask(server: Server, chat: ChatRequest) -> Ask:
@@ -55,15 +57,20 @@ async def chat_ask(server: Server, chat: ChatRequest) -> Ask:
         chat.warnings.append("this model's template has no place for tools: it does not see them")
     if not text.style.calls and any(m.get("tool_calls") for m in chat.conversation.messages):
         chat.warnings.append("this model's template does not show the calls of earlier answers")
-    if chat.kind != "messages" and chat.conversation.messages[-1]["role"] == "assistant":
-        chat.warnings.append("the last message is an answer; a new one begins after it")
+    begun = begun_text(chat.conversation, chat.go_on)
+    refuse_begun(begun, _held_forms(chat))
+    if begun is not None and chat.effort not in (None, "none"):
+        chat.warnings.append("the answer is begun already: no thinking comes before it")
 
     def render() -> tuple[list[int], str]:
         ids = text.tokens.chat_prompt(
             chat.conversation.messages,
             tools=template_tools(chat.tools, chat.choice),
+            continue_final=begun is not None,
             **variables,
         )
+        if begun is not None:
+            return ids, begun_tail(text.family, text.template, begun)
         return ids, text.tail(ids)
 
     tokens, tail = await server.apart(render, _n_chars(chat))
@@ -81,10 +88,17 @@ async def chat_ask(server: Server, chat: ChatRequest) -> Ask:
             family, template, tools, reasoning=chat.reasoning, prompt_tail=tail
         ),
         n=chat.n,
+        continues=begun is not None,
         logprobs=chat.logprobs,
         constraint=constraint,
         warnings=chat.warnings,
     )
+
+
+def _held_forms(chat: ChatRequest) -> list[str]:
+    """Fields that ask for a form of the whole answer."""
+    forms = [chat.form_field] if chat.form is not None else []
+    return [*forms, "tool_choice"] if chat.choice.mode == "required" else forms
 
 
 def _n_chars(chat: ChatRequest) -> int:

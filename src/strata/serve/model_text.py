@@ -51,6 +51,7 @@ class ServedTokenizer(TokenizerLike, Protocol):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final: bool = False,
         **template_vars: Any,
     ) -> list[int]:
         """Ids of a conversation."""

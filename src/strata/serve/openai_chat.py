@@ -40,8 +40,7 @@ HARMLESS: dict[str, Any] = {
 REFUSED: dict[str, Any] = {
     "audio": (None,), "modalities": (None, ["text"]), "prediction": (None,),
     "web_search_options": (None,), "functions": (None, []), "function_call": (None, "none"),
-    "use_beam_search": (None, False), "best_of": (None, 1), "add_generation_prompt": (None, True),
-    "continue_final_message": (None, False),
+    "use_beam_search": (None, False), "best_of": (None, 1),
 }  # fmt: skip
 
 
@@ -65,6 +64,8 @@ class ChatBody(Sampled):
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 def router(server: Server) -> APIRouter:
@@ -123,9 +124,20 @@ def _read(server: Server, body: ChatBody) -> ChatRequest:
             logprobs=(body.top_logprobs or 0) if body.logprobs else -1,
             warnings=warnings,
             reasoning=body.include_reasoning is not False,
+            go_on=_go_on(body),
         )
     except InputError as error:
         raise bad_request(error) from None
+
+
+def _go_on(body: ChatBody) -> bool | None:
+    """Whether the answer goes on from the last message; None when that is not said."""
+    if body.add_generation_prompt is False and not body.continue_final_message:
+        raise ApiError(
+            400, "add_generation_prompt false is supported only with continue_final_message",
+            "unsupported_field", field="add_generation_prompt",
+        )  # fmt: skip
+    return body.continue_final_message
 
 
 class ChatAnswer:

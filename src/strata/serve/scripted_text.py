@@ -87,11 +87,16 @@ class ScriptedTokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final: bool = False,
         **template_vars: Any,
     ) -> list[int]:
         """Ids of a conversation; control tokens are those that the template wrote."""
         text = self._template.render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **template_vars
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final=continue_final,
+            **template_vars,
         )
         ids: list[int] = []
         at = 0

@@ -29,7 +29,7 @@ from strata.serve.text.specs import ConstraintSpec
 T = TypeVar("T")
 SHORT_CHARS = 2000
 READING_S = 10.0
-_OURS = frozenset({"messages", "tools", "add_generation_prompt", "self"})
+_OURS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final", "self"})
 _PROMPTS = {"completion": "prompt", "responses": "input"}
 
 

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from strata.core.errors import InputError
+from strata.serve.begun import begun_text
 from strata.serve.bodies import Body, leftovers
 from strata.serve.errors import ApiError, bad_request
 from strata.serve.openai_common import warned
@@ -30,6 +31,7 @@ class TokenizeBody(Body):
     add_special_tokens: bool | None = None
     add_special: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     special: bool | None = False
     parse_special: bool | None = None
     with_pieces: bool | None = False
@@ -102,9 +104,15 @@ def _encode(server: Server, body: TokenizeBody) -> list[int]:
     except InputError as error:
         raise bad_request(error, "messages") from None
     more = body.add_generation_prompt is not False
+    go_on = body.continue_final_message
+    begun = begun_text(made, go_on) if more or go_on else None
     variables = server.template_variables(body.chat_template_kwargs)
     return tokenizer.chat_prompt(
-        made.messages, tools=tools, add_generation_prompt=more, **variables
+        made.messages,
+        tools=tools,
+        add_generation_prompt=more,
+        continue_final=begun is not None,
+        **variables,
     )
 
 
