@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from strata.serve.dialects import FORMS, NEUTRAL, own_names, refuse
+from strata.serve.dialects import FORMS, NEUTRAL, own_names, refuse, refuse_range
 from strata.serve.errors import ApiError
 
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
@@ -85,6 +85,8 @@ def leftovers(body: Body, harmless: Mapping[str, Any], refused: Mapping[str, Any
     warnings: list[str] = []
     if getattr(body, "stream_options", None) is not None and not getattr(body, "stream", False):
         warnings.append("stream_options has no effect without stream")
+    off = {"repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0}
+    penalized = any(getattr(body, name, None) not in (None, none) for name, none in off.items())
     declared = list(type(body).model_fields)
     for name, value in (body.model_extra or {}).items():
         if name in refused:
@@ -97,7 +99,7 @@ def leftovers(body: Body, harmless: Mapping[str, Any], refused: Mapping[str, Any
                 warnings.append(f"{name} has no effect here")
         elif name in FORMS and "structured_outputs" in declared:
             continue  # see serve.forms
-        elif not refuse(name, value):
+        elif not (refuse(name, value) or refuse_range(name, value, penalized)):
             close = difflib.get_close_matches(name, declared, n=1, cutoff=0.85)
             if close:
                 raise ApiError(

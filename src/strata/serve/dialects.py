@@ -76,6 +76,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(_LENGTH, _NONE), **dict.fromkeys(FORMS, (None, "")),
 }  # fmt: skip
 """What would change an answer and is not had, and the values that mean "do not"."""
+_RANGES = ("repeat_last_n", "penalty_last_n", "repetition_penalty_range", "rep_pen_range")
 _INSTEAD = {
     **dict.fromkeys(("thinking", "think", "reasoning", "thinking_budget", "thinking_token_budget",
                      "thinking_budget_tokens", "reasoning_budget"), "reasoning_effort"),
@@ -125,6 +126,19 @@ def given_name(field: str, body: Any) -> str:
             if field in names:
                 return next((name for name in names if name in body), field)
     return field
+
+
+def refuse_range(name: str, value: Any, penalized: bool) -> bool:
+    """Whether the field says how many tokens penalties look at; ApiError when there are penalties
+    (penalized) and it is not all of them."""
+    if name not in _RANGES:
+        return False
+    if penalized and value not in (None, -1):
+        raise ApiError(
+            400, f"{name}: penalties count all tokens here, not the last {value!r}; use -1",
+            "unsupported_field", field=name,
+        )  # fmt: skip
+    return True
 
 
 def refuse(name: str, value: Any) -> bool:
