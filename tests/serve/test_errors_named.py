@@ -70,3 +70,27 @@ def test_stream_options_without_a_stream_are_named(served: Running) -> None:
         "stream_options has no effect without stream"
     ]
     assert "warnings" not in served.chunks(CHAT, body)[-1]
+
+
+def test_a_text_far_beyond_the_context_is_not_cut_to_its_end(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C24, as fast for a text of a hundred contexts as for one of two: a token a character here."""
+    tokenizer, cut = served.server.text.tokens, []
+    encode = type(tokenizer).encode
+
+    def counted(self: Any, text: str, **more: Any) -> list[int]:
+        cut.append(len(text))
+        return encode(self, text, **more)
+
+    monkeypatch.setattr(type(tokenizer), "encode", counted)
+    for path, body in (
+        (CHAT, messages("x" * 300_000)),
+        (COMPLETIONS, {"prompt": "x" * 300_000}),
+        (RESPONSES, {"input": "x" * 300_000}),
+    ):
+        cut.clear()
+        error = served.post(path, body).json()["error"]
+        assert error["code"] == "context_length_exceeded" and "3000" in error["message"]
+        assert "has more than 65536 tokens" in error["message"]
+        assert 6000 < sum(cut) <= 1 << 16

@@ -63,6 +63,8 @@ async def chat_ask(server: Server, chat: ChatRequest) -> Ask:
         chat.warnings.append("the answer is begun already: no thinking comes before it")
 
     def render() -> tuple[list[int], str]:
+        contents = (message.get("content") for message in chat.conversation.messages)
+        server.require_length((c for c in contents if isinstance(c, str)), chat.kind)
         ids = text.tokens.chat_prompt(
             chat.conversation.messages,
             tools=template_tools(chat.tools, chat.choice),

@@ -78,6 +78,9 @@ async def _ask(server: Server, body: CompletionBody) -> Ask:
 
     def encode() -> list[list[int]]:
         bos = None if body.add_special_tokens in (None, True) else False
+        for text in texts:
+            if isinstance(text, str):
+                server.require_length([text], "completion")
         return [
             server.text.tokens.encode(text, add_bos=bos) if isinstance(text, str) else list(text)
             for text in texts

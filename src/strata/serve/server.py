@@ -28,6 +28,9 @@ from strata.serve.text.specs import ConstraintSpec
 
 T = TypeVar("T")
 SHORT_CHARS = 2000
+MANY_CHARS = 16
+"""Characters a token: fewer in nearly every text."""
+PIECE_CHARS = 1 << 16
 READING_S = 10.0
 _OURS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final", "self"})
 _PROMPTS = {"completion": "prompt", "responses": "input"}
@@ -162,6 +165,24 @@ class Server:
         if len(tokens) > self.context_tokens:
             raise bad_request(ContextLengthError(len(tokens), self.context_tokens), field)
         self.require_ids(tokens, field)
+
+    def require_length(self, texts: Iterable[str], kind: str) -> None:
+        """400 for texts far beyond the context (twice at least), found out without cutting all of
+        them into tokens: that would take minutes for what a body may hold. kind: of the request."""
+        found = list(texts)
+        if sum(map(len, found)) <= MANY_CHARS * self.context_tokens:
+            return
+        count = 0
+        for text in found:
+            for at in range(0, len(text), PIECE_CHARS):
+                count += len(self.text.tokens.encode(text[at : at + PIECE_CHARS], add_bos=False))
+                if count > 2 * self.context_tokens:  # more than cuts between pieces can add
+                    known = bad_request(
+                        ContextLengthError(count, self.context_tokens),
+                        _PROMPTS.get(kind, "messages"),
+                    )
+                    known.message = known.message.replace("has", "has more than", 1)
+                    raise known
 
     def require_ids(self, tokens: Iterable[int], field: str) -> None:
         """400 for ids that are no tokens."""
