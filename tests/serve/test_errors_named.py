@@ -70,6 +70,8 @@ def test_stream_options_without_a_stream_are_named(served: Running) -> None:
         "stream_options has no effect without stream"
     ]
     assert "warnings" not in served.chunks(CHAT, body)[-1]
+    empty = served.post(COMPLETIONS, {"prompt": "the kettle", "stop": ""}).json()
+    assert "stop" in empty["warnings"][0]
 
 
 def test_a_text_far_beyond_the_context_is_not_cut_to_its_end(

@@ -85,6 +85,8 @@ def leftovers(body: Body, harmless: Mapping[str, Any], refused: Mapping[str, Any
     warnings: list[str] = []
     if getattr(body, "stream_options", None) is not None and not getattr(body, "stream", False):
         warnings.append("stream_options has no effect without stream")
+    if getattr(body, "stop", None) == "":
+        warnings.append("stop is an empty text and has no effect")
     off = {"repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0}
     penalized = any(getattr(body, name, None) not in (None, none) for name, none in off.items())
     declared = list(type(body).model_fields)
