@@ -27,6 +27,7 @@ from strata.core.settings import SETTINGS, Settings
 from strata.core.settings_load import Effective
 from strata.engine.model import Model
 from strata.experts.service import RowCounters
+from strata.window.run import PLAIN
 from tests.engine.scripted import ALPHABET, EOS, ScriptedEngine, V
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,6 +73,8 @@ class ScriptedModelEngine(ScriptedEngine):
         self.tokenizer = LetterTokenizer(chats)
         self.report = ["a start-up line"]
         self.service = SimpleNamespace(counters=RowCounters())
+        self.runner = SimpleNamespace(variant=PLAIN)
+        self.adapter = None
         self.closed = False
 
     def commit(self, n: int) -> None:
@@ -165,7 +168,7 @@ def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str])
     text = capsys.readouterr().out
     assert f"usage: strata {command}" in text
     if command != "inspect":
-        assert "--prompt-chunk" in text and "tokens, default 256 tokens" in " ".join(text.split())
+        assert "--prompt-chunk" in text and "tokens, default auto" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(

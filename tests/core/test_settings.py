@@ -22,7 +22,8 @@ GPU = Machine("Some Card", "found Some Card", 6, ("portable", "avx2"))
 
 OTHER: dict[str, Any] = {
     "device": "cpu", "dtype": "float64", "numerics": "fast", "context": 100, "kv": "f16",
-    "prompt_chunk": 64, "short_read": 40, "spec": 4, "draft": "none", "expert_cache": 5, "expert_profile": "p.txt",
+    "prompt_chunk": 64, "short_read": 40, "spec": 4, "draft": "none",
+    "expert_cache": 5, "expert_profile": "p.txt",
     "expert_layout": "native", "pack": "packed", "experts_on_disk": True,
     "defer_cpu": "1", "defer_layers": [1, 3], "defer_cpu_below": 0.25,
     "pcie_frac": 0.5, "adapt_swaps": 2, "adapt_every": 9, "adapt_policy": "lru",

@@ -1,8 +1,8 @@
 """Long texts: the same ids as short ones give, and other threads go on meanwhile.
 
-Expectations: ids of the whole are the ids of its lines where lines end in a way that no token spans;
-the thread counts how often it was let run (with the interpreter lock held throughout it would be
-about once).
+Expectations: ids of the whole are the ids of its lines where lines end in a way that no token
+spans; the thread counts how often it was let run (with the interpreter lock held throughout it
+would be about once).
 """
 
 from __future__ import annotations

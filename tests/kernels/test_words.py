@@ -1,7 +1,7 @@
 """Words: the host's half anywhere, the device's half on a GPU with a host that is slow, or dead.
 
-Expectations: the rows a host thread wrote are what the next kernel reads, whatever the delay; a host that never answers
-releases the device in bounded time and leaves the error word.
+Expectations: the rows a host thread wrote are what the next kernel reads, whatever the delay; a
+host that never answers releases the device in bounded time and leaves the error word.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tests of single parts share: weights from HF modules, frames, and HF modules in true float64."""
+"""What tests of single parts share: weights and float64 modules of HF, and frames."""
 
 from __future__ import annotations
 

@@ -95,9 +95,9 @@ def take_turns(
 
 def spread(numbers: Sequence[float], better: Callable[[Sequence[float]], float] = min) -> Spread:
     """Median and quartiles; better picks the best number, the least unless said otherwise."""
-    low, median, high = (
-        statistics.quantiles(numbers, n=4, method="inclusive") if len(numbers) > 1 else numbers * 3
-    )
+    low = median = high = numbers[0]
+    if len(numbers) > 1:
+        low, median, high = statistics.quantiles(numbers, n=4, method="inclusive")
     return Spread(median, low, high, better(numbers), len(numbers))
 
 

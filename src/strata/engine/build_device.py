@@ -7,6 +7,7 @@ on where windows run lies in ``engine/assembly.py``.
 from __future__ import annotations
 
 import gc
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -171,8 +172,11 @@ def _share(settings: Settings, service: DeviceService, reaches: bool) -> ShareCo
     if settings.pcie_frac != SETTINGS["pcie_frac"].auto:
         service.rules.numerator.fill_(share_numerator(settings.pcie_frac))
         return None
-    first = share_numerator(FIRST_SHARE)
-    return ShareControl(first, lambda parts: service.rules.numerator.fill_(parts) and None)
+
+    def apply(parts: int) -> None:
+        service.rules.numerator.fill_(parts)
+
+    return ShareControl(share_numerator(FIRST_SHARE), apply)
 
 
 def _ngram_rows(plan: CheckpointPlan, roles: object) -> dict[int, NgramRows]:
@@ -238,12 +242,12 @@ def _unreadable(shape: object) -> list[str]:
 
 def _driver() -> Driver:
     try:
-        from cuda.bindings import runtime
+        runtime = importlib.import_module("cuda.bindings.runtime")
     except ImportError:
         raise SettingError(
             "--device cuda: the package cuda-bindings is missing; pip install cuda-bindings"
         ) from None
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     return CudaDriver(runtime)
 
 

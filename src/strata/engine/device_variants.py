@@ -22,7 +22,8 @@ def device_variant(
 
     SettingError for layers that cannot be late, and for what has no device form yet.
     """
-    tail, lines = settings.route_tail_skip, []
+    tail = settings.route_tail_skip
+    lines: list[str] = []
     if settings.defer_cpu == "0":
         name = f"tail-{tail}" if tail else "exact"
         return DeviceVariant(name, tail_rank=tail), lines

@@ -264,9 +264,7 @@ class DeviceService:
                 worker.finish(layer)
             shake.answer(layer, late)
 
-    def note(
-        self, expert_LR: npt.NDArray[np.int32], place_LR: npt.NDArray[np.int8]
-    ) -> None:
+    def note(self, expert_LR: npt.NDArray[np.int32], place_LR: npt.NDArray[np.int8]) -> None:
         """What the window that just ended did, as its buffers say."""
         self._last = (expert_LR, place_LR)
         self.counters.add(place_LR)
@@ -282,7 +280,8 @@ class DeviceService:
         """Experts of the layer's rows in the last window."""
         assert self._last is not None, "no window has run"
         expert_R, place_R = self._last[0][layer], self._last[1][layer]
-        return expert_R[place_R >= 0]
+        taken: npt.NDArray[np.int32] = expert_R[place_R >= 0]
+        return taken
 
     def of(self, layer: int) -> Plan:
         """The plan of a layer in the last window."""
@@ -310,9 +309,7 @@ def _groups(part: Payload) -> Groups:
     return Groups(part.expert, part.start, part.row, part.token)
 
 
-def _table(
-    address_LE: Sequence[npt.NDArray[np.int64]], shape: torch.Size
-) -> npt.NDArray[np.int64]:
+def _table(address_LE: Sequence[npt.NDArray[np.int64]], shape: torch.Size) -> npt.NDArray[np.int64]:
     table = np.zeros(tuple(shape), np.int64)
     for layer, addresses in enumerate(address_LE):
         table[layer, : len(addresses)] = addresses

@@ -68,11 +68,11 @@ class LayerStream:
 
     def _allocate(self) -> None:
         size = stream_bytes(self._store) // BUFFERS
-        self._queue = torch.cuda.Stream(self._device)
+        self._queue = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         for _ in range(BUFFERS):
             self._memory.append(torch.empty(size, dtype=torch.uint8, device=self._device))
-            self._copied.append(torch.cuda.Event())
-            self._used.append(torch.cuda.Event())
+            self._copied.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
+            self._used.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
 
     def _buffer(self, layer: int) -> int:
         return self._routed.index(layer) % BUFFERS

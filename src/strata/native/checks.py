@@ -25,12 +25,7 @@ def check_tensor(
 
     rows_apart: each row must be, but rows may lie apart.
     """
-    if (
-        tensor.dtype is dtype
-        and tensor.shape == size
-        and tensor.is_cpu
-        and tensor.is_contiguous()
-    ):
+    if tensor.dtype is dtype and tensor.shape == size and tensor.is_cpu and tensor.is_contiguous():
         return
     plain = tensor.is_contiguous()
     if rows_apart and tensor.dim() == 2:

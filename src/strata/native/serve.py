@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from strata.native import _native
-from strata.native.pool import CpuPool, ShapeLike, native_layout
+from strata.native.pool import CpuPool, native_layout
+from strata.native.records import ShapeLike
 
 Layer = tuple[ShapeLike, npt.NDArray[np.int64]]
 """An expert's layout and the address of each blob, int64 [E]."""

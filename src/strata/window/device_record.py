@@ -16,7 +16,7 @@ def graph(launch: Launch) -> Launch:
     """What ``launch`` launches, as one graph. It has run once before, so that every kernel is
     compiled and loaded; nothing in it may synchronise or read the device."""
     recorded = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.graph(recorded, stream=stream, capture_error_mode="thread_local"):
         launch()

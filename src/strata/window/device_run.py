@@ -291,7 +291,8 @@ class DeviceRunner:
         launches: tuple[Launch, ...] = (run, finish, flip_only)
         if self._compiled:
             launches = self._graphs(launches, staged)
-        return DeviceWindow(variant, frame, program, staged, *launches, host)
+        ran, finished, flipped = launches
+        return DeviceWindow(variant, frame, program, staged, ran, finished, flipped, host)
 
     def _graphs(self, launches: Sequence[Launch], staged: Staged) -> tuple[Launch, ...]:
         """Graphs of the launches, after a rehearsal whose waits are open and whose results go

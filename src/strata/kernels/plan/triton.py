@@ -37,11 +37,16 @@ class Groups(Protocol):
     n_groups int32 [1].
     """
 
-    addr: torch.Tensor
-    start: torch.Tensor
-    entry_row: torch.Tensor
-    entry_token: torch.Tensor
-    n_groups: torch.Tensor
+    @property
+    def addr(self) -> torch.Tensor: ...
+    @property
+    def start(self) -> torch.Tensor: ...
+    @property
+    def entry_row(self) -> torch.Tensor: ...
+    @property
+    def entry_token(self) -> torch.Tensor: ...
+    @property
+    def n_groups(self) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)

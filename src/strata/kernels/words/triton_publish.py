@@ -19,11 +19,16 @@ _BLOCK = 1024
 class CpuRows(Protocol):
     """What the plan left for the CPU (kernels/plan)."""
 
-    expert: torch.Tensor
-    start: torch.Tensor
-    row: torch.Tensor
-    token: torch.Tensor
-    counts: torch.Tensor
+    @property
+    def expert(self) -> torch.Tensor: ...
+    @property
+    def start(self) -> torch.Tensor: ...
+    @property
+    def row(self) -> torch.Tensor: ...
+    @property
+    def token(self) -> torch.Tensor: ...
+    @property
+    def counts(self) -> torch.Tensor: ...
 
 
 @triton.jit

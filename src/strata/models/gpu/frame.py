@@ -22,9 +22,7 @@ class DeviceState(SequenceState):
     ) -> None:
         super().__init__(specs, context_tokens, device)
         self.which = torch.zeros(1, dtype=torch.int32, device=device)
-        self._numbers = [
-            torch.full((1,), i, dtype=torch.int32, device=device) for i in range(2)
-        ]
+        self._numbers = [torch.full((1,), i, dtype=torch.int32, device=device) for i in range(2)]
 
     def both(self, layer: int, name: str) -> torch.Tensor:
         """Both copies of a recurrent tensor, [2, ...]."""

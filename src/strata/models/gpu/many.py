@@ -180,9 +180,7 @@ def _append(
     )
 
 
-def _select(
-    mixer: GpuAttention, index_q: torch.Tensor | None, chunk: Chunk
-) -> torch.Tensor | None:
+def _select(mixer: GpuAttention, index_q: torch.Tensor | None, chunk: Chunk) -> torch.Tensor | None:
     spec = mixer.spec.indexer
     if spec is None or index_q is None:
         return None
