@@ -26,7 +26,9 @@ inline void load_16(const uint8_t* const block[8], int offset, __m128i r[8]) {
         r[s] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block[s] + offset));
 }
 
-#if defined(__AVX512VNNI__)
+// In 512-bit registers: agreed with the 256-bit form in an emulation. Not built (-DSTRATA_WIDE_STEPS
+// does) until it has run on such a processor.
+#if defined(__AVX512VNNI__) && defined(STRATA_WIDE_STEPS)
 
 // Codes of a step: two vectors of backend.h each.
 using StepCodes = __m512i;
