@@ -117,7 +117,8 @@ class ChunkReader:
                 break
             frame["residual"].copy_(residual[first : first + PIECE])
             recorded.head()
-            rows.append(frame["logits"][max(0, n - n_head - first) :].cpu())
+            wanted = frame["logits"][max(0, n - n_head - first) :]
+            rows.append(wanted.to("cpu", copy=True))
         return torch.cat(rows) if rows else torch.empty(0, self._net.spec.n_vocab)
 
     def _record(self) -> Recorded:
