@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -19,6 +20,7 @@ from types import FunctionType, ModuleType
 import pytest
 
 import strata
+from strata.native import _fused, _native
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "tests" / "fixtures" / "qwen4_exp" / "bf16.gguf"
@@ -79,6 +81,8 @@ def test_without_the_files_of_repair_nothing_else_changes(tmp_path: Path) -> Non
     deferral without repair, have the same steps, buffers and bits."""
     copy = tmp_path / "strata"
     shutil.copytree(ROOT / "src" / "strata", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for extension in (_fused, _native):  # an installed package keeps them elsewhere
+        shutil.copy(str(extension.__file__), copy / "native")
     modules = set()
     for name in DELETED:
         (copy / name).unlink()
@@ -92,9 +96,12 @@ def test_without_the_files_of_repair_nothing_else_changes(tmp_path: Path) -> Non
         "assert strata.__file__.startswith(sys.argv[1]), strata.__file__\n"
         "json.dump(facts(), sys.stdout)\n"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    libraries = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    paths = [str(tmp_path), str(ROOT), *libraries]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    # -S: an editable install would put its own finder in front of the path
     run = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
+        [sys.executable, "-S", "-c", script, str(tmp_path)],
         env=env, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
