@@ -14,11 +14,17 @@ from dataclasses import dataclass
 import torch
 
 from strata.core.settings import SETTINGS, Settings
-from strata.engine.device_room import RESERVE_BYTES, dense_bytes, slots_in, staging_beside
+from strata.engine.device_room import (
+    RESERVE_BYTES,
+    dense_bytes,
+    pairs_and_slot,
+    slots_in,
+    staging_beside,
+)
 from strata.experts.layouts import Entry
 from strata.experts.loader import expert_shapes, peak_bytes
 from strata.experts.mapped import mapped_bytes
-from strata.experts.store import store_bytes, stride_of
+from strata.experts.store import store_bytes
 from strata.formats.checkpoint import Checkpoint
 from strata.kernels.expert_rows import ExpertShape
 from strata.kernels.ops import reference_ops
@@ -137,8 +143,7 @@ def _fast_memory(settings: Settings) -> str:
 def expert_lines(shapes: Sequence[Entry], settings: Settings, room: int = 0) -> tuple[Line, ...]:
     """What the routed experts take, while loading too. room: bytes that --expert-cache auto may
     fill."""
-    n_pairs = sum(entry[1] for entry in shapes if entry is not None)
-    slot_bytes = max((stride_of(entry[0]) for entry in shapes if entry is not None), default=0)
+    n_pairs, slot_bytes = pairs_and_slot(shapes)
     slots = min(settings.expert_cache, n_pairs)
     if settings.expert_cache == SETTINGS["expert_cache"].auto:
         slots = slots_in(shapes, room)

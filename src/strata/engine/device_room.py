@@ -30,6 +30,12 @@ def dense_bytes(spec: ModelSpec, planned: Sequence[PlannedWeight]) -> int:
     return total
 
 
+def pairs_and_slot(shapes: Sequence[Entry]) -> tuple[int, int]:
+    """(layer, expert) pairs in all, and the bytes of a slot that holds any of them."""
+    entries = [e for e in shapes if e is not None]
+    return sum(n for _, n in entries), max((stride_of(shape) for shape, _ in entries), default=0)
+
+
 def staging_bytes(shapes: Sequence[Entry]) -> int:
     """Buffers that experts pass through while a prompt is read."""
     layers = [stride_of(shape) * n for shape, n in (e for e in shapes if e is not None)]
@@ -39,18 +45,15 @@ def staging_bytes(shapes: Sequence[Entry]) -> int:
 def staging_beside(shapes: Sequence[Entry], slots: int, room: int) -> int:
     """Bytes of such buffers beside that many cached experts; 0 when every expert is cached, and
     when they do not fit (prompts then go through windows)."""
-    entries = [e for e in shapes if e is not None]
-    slot_bytes = max((stride_of(shape) for shape, _ in entries), default=0)
+    n_pairs, slot_bytes = pairs_and_slot(shapes)
     staging = staging_bytes(shapes)
     fits = slots * slot_bytes + staging <= room
-    return staging if fits and slots < sum(n for _, n in entries) else 0
+    return staging if fits and slots < n_pairs else 0
 
 
 def slots_in(shapes: Sequence[Entry], room: int) -> int:
     """Experts that fit into ``room`` bytes: all of them, or what the staging buffers leave."""
-    entries = [e for e in shapes if e is not None]
-    n_pairs = sum(n for _, n in entries)
-    slot_bytes = max((stride_of(shape) for shape, _ in entries), default=0)
+    n_pairs, slot_bytes = pairs_and_slot(shapes)
     if n_pairs * slot_bytes <= room:
         return n_pairs
     staging = staging_bytes(shapes)

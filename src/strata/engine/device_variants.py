@@ -6,11 +6,12 @@ import math
 
 from strata.core.errors import SettingError
 from strata.core.settings import Settings
+from strata.engine.variants import require_defer_layers
 from strata.experts.device_service import DeviceService
 from strata.models.gpu.network import GpuNetwork
 from strata.models.spec import MoeSpec
 from strata.window.defer import Mode, never_late
-from strata.window.device_defer import DeviceDefer, deferrable_layers
+from strata.window.device_defer import DeviceDefer
 from strata.window.device_repair import DeviceRepair
 from strata.window.device_run import DeviceTransform, DeviceVariant
 
@@ -28,14 +29,7 @@ def device_variant(
         name = f"tail-{tail}" if tail else "exact"
         return DeviceVariant(name, tail_rank=tail), lines
     spec = network.spec
-    able = deferrable_layers(spec)
-    layers = sorted(settings.defer_layers) or able
-    refused = sorted(set(layers) - set(able))
-    if refused:
-        raise SettingError(
-            f"--defer-layers {','.join(map(str, refused))}: these cannot be late; this model can "
-            f"defer {able}"
-        )
+    layers = require_defer_layers(settings, spec)
     if not layers:
         return DeviceVariant(tail_rank=tail), ["defer-cpu: off here: no layer's rows may be late"]
     if settings.defer_cpu_below < 0:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
+from strata.core.closing import Closing
 from strata.core.divergence import log_softmax
 from strata.core.errors import InputError
 from strata.core.settings import SETTINGS, Settings
@@ -22,7 +22,7 @@ from strata.core.settings import SETTINGS, Settings
 NO_TOKEN = -1
 
 
-class LogposWriter:
+class LogposWriter(Closing):
     """Appends lines to a file; an observer of sessions. Close it when done."""
 
     def __init__(self, path: Path, top: int = 0, extra: int = NO_TOKEN) -> None:
@@ -44,19 +44,6 @@ class LogposWriter:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def __enter__(self) -> LogposWriter:
-        """Itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the file."""
-        self.close()
 
 
 def logpos_line(

@@ -11,12 +11,12 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from strata.core.closing import Closing
 from strata.core.errors import InputError, SettingError
 from strata.core.settings import SETTINGS, Settings
 from strata.core.settings_load import AUTO, Effective, load_settings
@@ -87,7 +87,7 @@ def load_effective(
         raise
 
 
-class Model:
+class Model(Closing):
     """A loaded model. Close it, or use it in a ``with`` statement."""
 
     def __init__(self, engine: Engine, memory: Conversations | None = None) -> None:
@@ -208,19 +208,6 @@ class Model:
             if self._logpos is not None:
                 self._logpos.close()
             self.engine.close()
-
-    def __enter__(self) -> Model:
-        """Itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
     def _decoder(self, continues: bool = False) -> TextDecoder:
         if self._tokenizer is None:

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strata.core.closing import Closing
 from strata.core.errors import InputError, UnsupportedError
 from strata.formats.claims import check_quantization_claim
 from strata.formats.discover import Format, Found, find_checkpoint
@@ -59,7 +60,7 @@ class Beside:
     tokenizer_files: dict[str, Path] = field(default_factory=dict)
 
 
-class Checkpoint:
+class Checkpoint(Closing):
     """An open checkpoint, made by ``open_checkpoint``; closing leaves views handed out alive.
 
     format: "gguf" or "safetensors". path: what was asked for. root: its folder. paths: its files in
@@ -158,17 +159,6 @@ class Checkpoint:
         self._closed = True
         for file in self._files.values():
             file.close()
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return (

@@ -11,11 +11,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
+from strata.core.closing import Closing
 from strata.core.divergence import Array
 from strata.core.errors import InputError, NumericsError
 from strata.core.settings import Settings
@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]
 Logits = npt.NDArray[np.float32]
 
 
-class Reference:
+class Reference(Closing):
     """Logits of the exact run, float32 [n, V] over all texts. Close it to remove its file."""
 
     def __init__(self, n_positions: int, n_vocab: int) -> None:
@@ -52,19 +52,6 @@ class Reference:
     def close(self) -> None:
         """Remove the file."""
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def __enter__(self) -> Reference:
-        """Itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Remove the file."""
-        self.close()
 
 
 def read_windows(engine: Engine, text: Text, window: int, arm: str) -> Iterator[tuple[int, Logits]]:

@@ -20,7 +20,7 @@ from strata.serve.forms import response_form
 from strata.serve.generation import Generation, Usage
 from strata.serve.openai_common import Said, extra, warned
 from strata.serve.server import Server
-from strata.serve.streams import EventStream, unless_gone
+from strata.serve.streams import respond
 from strata.serve.text.json_pieces import cut_object
 from strata.serve.text.prompt_other import (
     anthropic_messages,
@@ -84,13 +84,8 @@ def router(server: Server) -> APIRouter:
         }
         generation = server.begin(await chat_ask(server, chat))
         answer = MessagesAnswer(server, generation)
-        headers = answer.said.headers
-        if body.stream:
-            return EventStream(answer.stream(), headers)
-        try:
-            return JSONResponse(await unless_gone(request, answer.whole()), headers=headers)
-        finally:
-            generation.cancel()
+        pieces = answer.stream() if body.stream else None
+        return await respond(request, pieces, answer.whole, generation.cancel, answer.said.headers)
 
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountBody) -> Response:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field
 
 from strata.core.errors import InputError
@@ -28,7 +28,7 @@ from strata.serve.forms import asked_form
 from strata.serve.generation import Generation, Piece
 from strata.serve.openai_common import Said, extra, quoted, sse, usage_of
 from strata.serve.server import Server
-from strata.serve.streams import EventStream, unless_gone
+from strata.serve.streams import respond
 from strata.serve.text.deltas import ContentText, Delta, ReasoningText, ToolCallStart
 from strata.serve.text.prompt import openai_messages, openai_tool_choice, openai_tools
 
@@ -79,14 +79,9 @@ def router(server: Server) -> APIRouter:
         ask = await chat_ask(server, _read(server, body))
         generation = server.begin(ask)
         answer = ChatAnswer(server, generation)
-        headers = answer.said.headers
-        if body.stream:
-            options = body.stream_options or StreamOptions()
-            return EventStream(answer.stream(options.include_usage), headers)
-        try:
-            return JSONResponse(await unless_gone(request, answer.whole()), headers=headers)
-        finally:
-            generation.cancel()
+        options = body.stream_options or StreamOptions()
+        pieces = answer.stream(options.include_usage) if body.stream else None
+        return await respond(request, pieces, answer.whole, generation.cancel, answer.said.headers)
 
     return routes
 

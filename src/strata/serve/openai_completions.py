@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field
 
 from strata.serve.bodies import MAX_N, Sampled, Stops, StreamOptions, biases, leftovers
@@ -19,7 +19,7 @@ from strata.serve.forms import asked_form
 from strata.serve.generation import Ask, Generation, Piece
 from strata.serve.openai_common import Said, extra, quoted, sse, usage_of
 from strata.serve.server import Server
-from strata.serve.streams import EventStream, unless_gone
+from strata.serve.streams import respond
 from strata.serve.text.deltas import ContentText
 
 HARMLESS: dict[str, Any] = {"user": (None,), "metadata": (None, {}), "prompt_cache_key": (None,)}
@@ -58,14 +58,9 @@ def router(server: Server) -> APIRouter:
         server.require_model(body.model)
         generation = server.begin(await _ask(server, body))
         answer = CompletionAnswer(server, generation, bool(body.echo))
-        headers = answer.said.headers
-        if body.stream:
-            options = body.stream_options or StreamOptions()
-            return EventStream(answer.stream(options.include_usage), headers)
-        try:
-            return JSONResponse(await unless_gone(request, answer.whole()), headers=headers)
-        finally:
-            generation.cancel()
+        options = body.stream_options or StreamOptions()
+        pieces = answer.stream(options.include_usage) if body.stream else None
+        return await respond(request, pieces, answer.whole, generation.cancel, answer.said.headers)
 
     return routes
 

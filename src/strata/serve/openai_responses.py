@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field
 
 from strata.core.errors import InputError
@@ -21,7 +21,7 @@ from strata.serve.forms import response_form
 from strata.serve.generation import Generation
 from strata.serve.openai_common import Said, extra
 from strata.serve.server import Server
-from strata.serve.streams import EventStream, unless_gone
+from strata.serve.streams import respond
 from strata.serve.text.json_pieces import is_whole
 from strata.serve.text.prompt import openai_tool_choice, openai_tools
 from strata.serve.text.prompt_other import responses_messages
@@ -68,13 +68,8 @@ def router(server: Server) -> APIRouter:
         server.require_model(body.model)
         generation = server.begin(await chat_ask(server, _read(server, body)))
         answer = ResponsesAnswer(server, generation, body)
-        headers = answer.said.headers
-        if body.stream:
-            return EventStream(answer.stream(), headers)
-        try:
-            return JSONResponse(await unless_gone(request, answer.whole()), headers=headers)
-        finally:
-            generation.cancel()
+        pieces = answer.stream() if body.stream else None
+        return await respond(request, pieces, answer.whole, generation.cancel, answer.said.headers)
 
     return routes
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from strata.serve.guard import Receive, Scope, Send
 
@@ -83,3 +83,20 @@ class EventStream(Response):
             if close is not None:
                 await close()
         await send({"type": "http.response.body", "body": b""})
+
+
+async def respond(
+    request: Request,
+    pieces: AsyncIterator[bytes] | None,
+    whole: Callable[[], Coroutine[Any, Any, Any]],
+    cancel: Callable[[], None],
+    headers: dict[str, str],
+) -> Response:
+    """Events where there are pieces, else the whole answer as JSON, cancelled when the client
+    leaves."""
+    if pieces is not None:
+        return EventStream(pieces, headers)
+    try:
+        return JSONResponse(await unless_gone(request, whole()), headers=headers)
+    finally:
+        cancel()

@@ -16,19 +16,9 @@ from strata.memory.frame import Frame
 from strata.models.gpu.ffn import GpuMoe
 from strata.models.gpu.frame import GpuFrame
 from strata.models.gpu.network import GpuNetwork
-from strata.models.spec import ModelSpec, MoeSpec
 from strata.window.defer import LATE_ROWS, Defer, Mode
 from strata.window.device_layer import DeviceProgram, Meeting
 from strata.window.program import Read, Step, Wait
-
-
-def deferrable_layers(spec: ModelSpec) -> list[int]:
-    """Layers whose rows may join late (``window.defer.deferrable``), from the spec alone."""
-    return [
-        layer
-        for layer in range(spec.n_layers - 1)
-        if isinstance(spec.layers[layer].ffn, MoeSpec) and spec.layers[layer + 1].ngram is None
-    ]
 
 
 class DeviceDefer:

@@ -19,7 +19,6 @@ from strata.core.types import Place
 from strata.experts.device_service import DeviceService
 from strata.experts.share_control import ShareControl
 from strata.kernels.gdn.triton import flip
-from strata.kernels.words import WORD_BYTES
 from strata.kernels.words.triton import ring, wait
 from strata.memory.handshake import DEVICE_LIMIT_NS, ERROR, RING, ROWS, ROWS_LATE
 from strata.models.gpu.frame import DeviceState, GpuFrame
@@ -106,18 +105,19 @@ class DeviceRunner:
         short_read: int = 0,
     ) -> None:
         self.network, self.service, self.state = network, service, state
-        self.variant = variant or DeviceVariant()
-        self.overlaps = {"exact": DeviceVariant()}
+        self.variant = variant or PLAIN
+        self.overlaps = {"exact": PLAIN}
         """What a request may choose instead of ``variant``."""
         self.variant_for: Callable[[Settings], DeviceVariant] | None = None
         """Makes a variant of other settings of windows, for comparisons."""
         self.share = share
         self._reader, self._short_read = reader, short_read
-        self._rules_of = DeviceVariant()
+        self._rules_of = PLAIN
         self._compiled = network.device.type == "cuda"
         self._windows: dict[tuple[str, int, bool], DeviceWindow] = {}
         self._pending: DeviceWindow | None = None
-        self._chunk: tuple[int, int] | None = None
+        self._chunk: int | None = None
+        """Tokens of the chunk just run, which are committed already."""
         self._one = torch.ones(1, dtype=torch.int32, device=network.device)
 
     def window(self, n_tokens: int) -> DeviceWindow:
@@ -153,7 +153,7 @@ class DeviceRunner:
     def commit(self, n: int) -> None:
         """Keep the first n tokens (0..T) of the window just run."""
         if self._chunk is not None:
-            (size, _), self._chunk = self._chunk, None
+            size, self._chunk = self._chunk, None
             if n != size:
                 raise ValueError(f"commit({n}) of a chunk of {size} tokens, which is kept whole")
             return
@@ -186,7 +186,7 @@ class DeviceRunner:
                 rows.append(recorded.staged.logits[max(0, first_wanted - start) :].clone())
             self._pending, self._chunk = recorded, None
             self.commit(len(piece))
-        self._chunk = (chunk.n_tokens, chunk.n_head)
+        self._chunk = chunk.n_tokens
         return torch.cat(rows) if rows else torch.empty(0, self.network.spec.n_vocab)
 
     def _run_window(self, recorded: DeviceWindow, tokens: Sequence[int]) -> None:
@@ -199,13 +199,13 @@ class DeviceRunner:
             staged.ngram_rows.copy_(rows(self.state.tokens, frame.tokens))
         self.service.refresh()
         self._set_rules(recorded.variant)
-        adapts = recorded.host and self.share is not None
-        if adapts and self.share is not None:
-            self.share.before(frame.T)
+        share = self.share if recorded.host else None
+        if share is not None:
+            share.before(frame.T)
         began = time.perf_counter()
         self._launch(recorded)
-        if adapts and self.share is not None:
-            self.share.after(frame.T, time.perf_counter() - began)
+        if share is not None:
+            share.after(frame.T, time.perf_counter() - began)
         if self.network.n_active:
             self.service.note(staged.expert_LR.numpy().copy(), staged.place_LR.numpy().copy())
 
@@ -345,6 +345,3 @@ class DeviceRunner:
         if self._compiled and host:
             done = self.network.spec.n_layers + 1
             ring(self.service.handshake.word_address(RING), done, self._one)
-
-
-assert WORD_BYTES == 64
