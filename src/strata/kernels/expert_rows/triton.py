@@ -29,7 +29,7 @@ from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.quantize.triton import quantize, store_blocks
 from strata.kernels.tile_product import tile_products, twin_products
-from strata.kernels.triton_common import EXACT, activate, tuple_of
+from strata.kernels.triton_common import activate, chained, in_turn, tuple_of
 
 
 @triton.jit
@@ -162,6 +162,7 @@ def gate_up_kernel(
     SLOTS_X: tl.constexpr, SLOTS_H: tl.constexpr,
 ):  # fmt: skip
     """Program (p, g): rows p * N.rows .. of gate and up of group g, for all its entries."""
+    in_turn()
     group = tl.program_id(1)
     if group < tl.load(n_groups):
         blob = tl.load(addr + group)
@@ -212,6 +213,7 @@ def down_kernel(
     E: tl.constexpr, N: tl.constexpr, T: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Program (p, g): rows p * N.rows .. of down of group g, for all its entries."""
+    in_turn()
     group = tl.program_id(1)
     if group < tl.load(n_groups):
         blob = tl.load(addr + group)
@@ -237,6 +239,7 @@ def dense_gate_up_kernel(
     SLOTS_X: tl.constexpr, SLOTS_H: tl.constexpr,
 ):  # fmt: skip
     """Program p: rows p * N.rows .. of gate and up for all T tokens; row t of h is token t."""
+    in_turn()
     first_row = tl.program_id(0) * N.rows
     xs = ()
     qs = ()
@@ -291,7 +294,7 @@ def gate_up(
         SLOTS_X=slots_x,
         SLOTS_H=slots_h,
         num_warps=tuning.warps,
-        **EXACT,
+        **chained(),
     )
     _quantize_hidden(expert, hidden)
 
@@ -322,7 +325,7 @@ def down(
         T=n_tokens,
         SLOTS=slots,
         num_warps=tuning.warps,
-        **EXACT,
+        **chained(),
     )
 
 
@@ -358,7 +361,7 @@ def dense_gate_up(
         SLOTS_X=slots_x,
         SLOTS_H=slots_h,
         num_warps=tuning.warps,
-        **EXACT,
+        **chained(),
     )
     _quantize_hidden(expert, hidden)
 

@@ -20,7 +20,7 @@ from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.pointwise.triton import quantized_args, quantized_slots, sigmoid, silu
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.quantize.triton import store_blocks
-from strata.kernels.triton_common import EXACT
+from strata.kernels.triton_common import chained, in_turn
 from strata.kernels.triton_floats import load_runs, runs_times, token_runs
 
 _DOWN_ROWS, _DOWN_RUNS = 2, 256
@@ -58,6 +58,7 @@ def down_kernel(
     C: tl.constexpr, INJECT: tl.constexpr, ROWS: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
     """Program p: ROWS rows of down [R, N], or (the last programs) of inject [C, N]."""
+    in_turn()
     first = tl.program_id(0) * ROWS
     row = first + tl.arange(0, ROWS)
     if INJECT:
@@ -91,7 +92,7 @@ def down(
         xn_TN, _float_rows(down_RN), _float_rows(inject_CN or down_RN), lo_TR,
         lo_TR if coeff_TC is None else coeff_TC, T=n_tokens, N=width, R=rank, C=streams,
         INJECT=inject_CN is not None, ROWS=_DOWN_ROWS, RUNS=_DOWN_RUNS, num_warps=8,
-        maxnreg=128, **EXACT,  # two programs a multiprocessor, else they take two turns
+        maxnreg=128, **chained(),  # two programs a multiprocessor, else they take two turns
     )  # fmt: skip
 
 
@@ -100,6 +101,7 @@ def rank_gate_kernel(
     y, lo, coeff, STRIDE: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Program t: the nonlinearities behind a product of down (and inject) rows."""
+    in_turn()
     t = tl.program_id(0)
     row = tl.arange(0, BLOCK)
     value = tl.load(y + t * STRIDE + row, mask=row < STRIDE, other=0.0)
@@ -119,7 +121,7 @@ def rank_gate(
     assert coeff_TC is None or coeff_TC.shape[1] == streams, "coefficients per stream"
     rank_gate_kernel[(n_tokens,)](
         y_TS, lo_TR, lo_TR if coeff_TC is None else coeff_TC, STRIDE=stride, R=rank, C=streams,
-        BLOCK=triton.next_power_of_2(stride), num_warps=2, **EXACT,
+        BLOCK=triton.next_power_of_2(stride), num_warps=2, **chained(),
     )  # fmt: skip
 
 
@@ -150,6 +152,7 @@ def up_mix_kernel(
     COLS: tl.constexpr, RUNS: tl.constexpr, SLOTS: tl.constexpr, QUANTIZE: tl.constexpr,
 ):  # fmt: skip
     """Program p: columns COLS * p and up of every stream."""
+    in_turn()
     ROWS: tl.constexpr = C * COLS
     dtype: tl.constexpr = up.dtype.element_ty
     r = tl.arange(0, ROWS)
@@ -185,7 +188,7 @@ def up_mix(
     up_mix_kernel[(triton.cdiv(width // streams, _UP_COLS),)](
         lo_TR, _float_rows(up_NR), xn_TN, x_TD, *quantized_args(quantized, x_TD), T=n_tokens,
         D=width // streams, R=up_NR.n_cols, C=streams, COLS=_UP_COLS, RUNS=_UP_RUNS,
-        SLOTS=quantized_slots(quantized), QUANTIZE=quantized is not None, num_warps=8, **EXACT,
+        SLOTS=quantized_slots(quantized), QUANTIZE=quantized is not None, num_warps=8, **chained(),
     )  # fmt: skip
 
 
@@ -195,6 +198,7 @@ def mix_kernel(
     SLOTS: tl.constexpr, QUANTIZE: tl.constexpr,
 ):  # fmt: skip
     """Program (p, t): COLS columns of token t."""
+    in_turn()
     t = tl.program_id(1)
     D: tl.constexpr = N // C
     d = tl.program_id(0) * COLS + tl.arange(0, COLS)
@@ -217,7 +221,7 @@ def mix(
     cols = 128
     mix_kernel[(triton.cdiv(width // streams, cols), n_tokens)](
         gate_TN, xn_TN, x_TD, *quantized_args(quantized, x_TD), N=width, C=streams, COLS=cols,
-        SLOTS=quantized_slots(quantized), QUANTIZE=quantized is not None, num_warps=4, **EXACT,
+        SLOTS=quantized_slots(quantized), QUANTIZE=quantized is not None, num_warps=4, **chained(),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from strata.kernels.linear.launch import MOST_TOKENS, Tuning, make_parts, tune
 from strata.kernels.linear.triton_long import is_long, linear_long
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.tile_product import tile_products
-from strata.kernels.triton_common import EXACT, pick, tuple_of
+from strata.kernels.triton_common import chained, in_turn, pick, tuple_of
 
 
 @triton.jit
@@ -75,6 +75,7 @@ def linear_kernel(
     PARTS: tl.constexpr, STRIDES: tl.constexpr,
 ):  # fmt: skip
     """Program p computes rows of the part that it belongs to, for all T tokens."""
+    in_turn()
     xs = ()
     qs = ()
     metas = ()
@@ -132,7 +133,7 @@ def linear(
         PARTS=parts,
         STRIDES=strides,
         num_warps=tuning.warps,
-        **EXACT,
+        **chained(),
     )
 
 

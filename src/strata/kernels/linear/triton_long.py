@@ -29,7 +29,7 @@ from strata.kernels.tile_product import (
     load_x,
     scale_values,
 )
-from strata.kernels.triton_common import EXACT, SEGMENTS, fma, fold8
+from strata.kernels.triton_common import SEGMENTS, chained, fma, fold8, in_turn
 
 _AHEAD = tl.constexpr(8)
 """Blocks of a segment whose factors are loaded before the first is added."""
@@ -130,6 +130,7 @@ def long_kernel(
     STAGES: tl.constexpr, NARROW: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Program p: rows p * ROWS and up, for all T tokens. N: factors of a block."""
+    in_turn()
     NB: tl.constexpr = M.n_cols // 32
     first_row = tl.program_id(0) * ROWS
     space += tl.program_id(0).to(tl.int64) * (T * N * NB * ROWS)
@@ -181,5 +182,5 @@ def linear_long(
         BLOCKS=tuning.blocks, LANES=triton.next_power_of_2(n_tokens) * tuning.rows,
         N=factors(matrix), STAGES=tuning.stages,
         NARROW=tuning.blocks * tuning.rows < 4 * 32 * tuning.warps, SCALED=weight.scale != 1.0,
-        num_warps=tuning.warps, **EXACT,
+        num_warps=tuning.warps, **chained(),
     )  # fmt: skip

@@ -23,7 +23,7 @@ import triton.language as tl
 
 from strata.core.types import Place
 from strata.kernels.router.triton import folded, routed, router_args
-from strata.kernels.triton_common import EXACT
+from strata.kernels.triton_common import chained, in_turn
 
 _FAST, _PCIE = tl.constexpr(int(Place.FAST)), tl.constexpr(int(Place.PCIE))
 _CPU, _LATE = tl.constexpr(int(Place.CPU)), tl.constexpr(int(Place.CPU_LATE))
@@ -183,6 +183,7 @@ def plan_kernel(
     T: tl.constexpr, T2: tl.constexpr, K: tl.constexpr, K2: tl.constexpr,
 ):  # fmt: skip
     """One program."""
+    in_turn()
     t = tl.arange(0, T2)[:, None]
     k = tl.arange(0, K2)[None, :]
     ok = (t < T) & (k < K)
@@ -203,6 +204,7 @@ def route_plan_kernel(
     GROUPS: tl.constexpr, KEPT: tl.constexpr, BIAS: tl.constexpr, CORRECTION: tl.constexpr,
 ):  # fmt: skip
     """One program: router and plan."""
+    in_turn()
     e, w = routed(
         logits, bias, correction, STRIDE, T, T2, E, E2, K, K2, SCORING, NORMALIZE, SCALE, GROUPS,
         KEPT, BIAS, CORRECTION,
@@ -254,7 +256,7 @@ def make_plan(
         expert_R, weight_R, vram_addr_E, host_addr_E, rules.numerator, rules.below,
         rules.tail_rank, **_outputs(place_R, gpu, cpu), T=n_tokens,
         T2=triton.next_power_of_2(n_tokens), K=n_active, K2=triton.next_power_of_2(n_active),
-        num_warps=_warps(n_tokens, n_active), **EXACT,
+        num_warps=_warps(n_tokens, n_active), **chained(),
     )  # fmt: skip
 
 
@@ -277,7 +279,8 @@ def route_and_plan(
     route_plan_kernel[(1,)](
         expert=expert_R, weight=weight_R, vram=vram_addr_E, host=host_addr_E,
         numerator=rules.numerator, below=rules.below, tail=rules.tail_rank,
-        **_outputs(place_R, gpu, cpu), **args, num_warps=_warps(len(logits_TE), n_active), **EXACT,
+        **_outputs(place_R, gpu, cpu), **args, num_warps=_warps(len(logits_TE), n_active),
+        **chained(),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from strata.kernels.router.triton import column_of, sort_keys
-from strata.kernels.triton_common import EXACT
+from strata.kernels.triton_common import chained, in_turn
 
 PIECE = 4096
 """Logits of one program."""
@@ -21,6 +21,7 @@ _LOWEST = tl.constexpr(-(2**63))
 @triton.jit
 def piece_kernel(logits, best, STRIDE, V: tl.constexpr, PIECES: tl.constexpr, N: tl.constexpr):
     """Program (t, p): the highest key of piece p."""
+    in_turn()
     t = tl.program_id(0)
     piece = tl.program_id(1)
     i = piece * N + tl.arange(0, N)
@@ -33,6 +34,7 @@ def piece_kernel(logits, best, STRIDE, V: tl.constexpr, PIECES: tl.constexpr, N:
 @triton.jit
 def best_kernel(best, ids, PIECES: tl.constexpr, BLOCK: tl.constexpr):
     """Program t."""
+    in_turn()
     t = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     key = tl.load(best + t * PIECES + i, mask=i < PIECES, other=_LOWEST)
@@ -52,7 +54,7 @@ def argmax(logits_TV: torch.Tensor, scratch: torch.Tensor, ids_T: torch.Tensor) 
     assert scratch.shape[1] == pieces and len(scratch) >= n_tokens, tuple(scratch.shape)
     piece_kernel[(n_tokens, pieces)](
         logits_TV, scratch, logits_TV.stride(0), V=n_vocab, PIECES=pieces, N=PIECE, num_warps=8,
-        **EXACT,
+        **chained(),
     )  # fmt: skip
     block = triton.next_power_of_2(pieces)
-    best_kernel[(n_tokens,)](scratch, ids_T, PIECES=pieces, BLOCK=block, num_warps=1, **EXACT)
+    best_kernel[(n_tokens,)](scratch, ids_T, PIECES=pieces, BLOCK=block, num_warps=1, **chained())
