@@ -31,12 +31,9 @@ class FastTier:
     ) -> None:
         groups = [layer for layer in store.layers if layer is not None]
         self._store = store
+        self._device = device
         self._slot_bytes = max((stride_of(g.shape) for g in groups), default=0)
-        if device is None:
-            slots = anonymous(n_slots * self._slot_bytes)
-        else:
-            slots = torch.empty(n_slots * self._slot_bytes, dtype=torch.uint8, device=device)
-        self._slots = slots.view(n_slots, self._slot_bytes or 1)
+        self._slots = self._memory(n_slots)
         self.version = 0
         """Grows with every change of ``address_LE``."""
         self._slot_of: dict[Pair, int] = {}
@@ -45,6 +42,11 @@ class FastTier:
             np.zeros(layer.n_experts if layer is not None else 0, dtype=np.int64)
             for layer in store.layers
         ]
+
+    @property
+    def store(self) -> ExpertStore:
+        """All experts, where they are copied from."""
+        return self._store
 
     @property
     def n_slots(self) -> int:
@@ -87,6 +89,26 @@ class FastTier:
             self.evict(pair)
         for pair in sorted(wanted):
             self.insert(pair)
+
+    def resize(self, n_slots: int) -> None:
+        """Between windows: so many slots, all of them empty; the old memory is let go first."""
+        for addresses in self.address_LE:
+            addresses[:] = 0
+        self.version += 1
+        self._slot_of.clear()
+        self._slots = torch.empty((0, self._slot_bytes or 1), dtype=torch.uint8)
+        if self._device is not None and self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._slots = self._memory(n_slots)
+        self._free = list(range(n_slots - 1, -1, -1))
+
+    def _memory(self, n_slots: int) -> torch.Tensor:
+        size = n_slots * self._slot_bytes
+        if self._device is None:
+            memory = anonymous(size)
+        else:
+            memory = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return memory.view(n_slots, self._slot_bytes or 1)
 
     def slot_tensor(self, pair: Pair) -> torch.Tensor:
         """The resident copy, uint8."""

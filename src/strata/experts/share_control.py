@@ -44,12 +44,24 @@ class ShareControl:
 
     def __init__(self, start: int, apply: Callable[[int], None]) -> None:
         self._start, self._apply = start, apply
+        self._first = start
         self._sizes: dict[int, _Size] = {}
         self._applied = -1
 
     def share(self, n_tokens: int) -> int:
         """The share kept for that size."""
         return self._size(n_tokens).share
+
+    def resting(self, n_tokens: int) -> bool:
+        """Whether no other share is being tried for that size."""
+        size = self._size(n_tokens)
+        return size.other is None and size.rest > 0
+
+    def restart(self) -> None:
+        """Conditions are others now: find the shares anew, from the smallest size's."""
+        if self._sizes:
+            self._start = self._sizes[min(self._sizes)].share
+        self._sizes.clear()
 
     def before(self, n_tokens: int) -> None:
         """A window is about to run."""
@@ -62,6 +74,12 @@ class ShareControl:
         if chosen != self._applied:
             self._apply(chosen)
             self._applied = chosen
+
+    def rest(self) -> None:
+        """A window is about to run that must have the first share, and is not to be judged by."""
+        if self._applied != self._first:
+            self._apply(self._first)
+            self._applied = self._first
 
     def after(self, n_tokens: int, seconds: float) -> None:
         """The window took so long."""

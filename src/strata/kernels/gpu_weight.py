@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from strata.core.errors import UnsupportedError
-from strata.formats.tiles import encode, tile_format, tile_plan
+from strata.formats.tiles import tile_format, tile_plan
 from strata.formats.weight_types import TYPES
 from strata.kernels.weight import Weight
+from strata.native.recode import encode_into
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -60,7 +61,9 @@ def to_gpu(weight: Weight, device: torch.device | str) -> GpuWeight:
     if weight.layout == "tiles":
         data = weight.data
     elif tile_format(weight.type) is not None:
-        data = torch.from_numpy(encode(weight.type, weight.data.numpy()))
+        size = tile_plan(weight.type, weight.n_rows, weight.n_cols).n_bytes
+        data = torch.empty(size, dtype=torch.uint8)
+        encode_into(weight.type, weight.data.numpy(), data.numpy())
     elif weight.type in _DTYPES:
         data = weight.data.view(_DTYPES[weight.type])
     else:

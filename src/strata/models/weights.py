@@ -10,6 +10,7 @@ import math
 import re
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,18 +115,23 @@ def plan_weights(
     )
 
 
-def load_weights(ckpt: Checkpoint, spec: ModelSpec, sources: Sources, *, copy: bool) -> Roles:
+def load_weights(
+    ckpt: Checkpoint, spec: ModelSpec, sources: Sources, *, copy: bool, workers: int = 1
+) -> Roles:
     """Every role of the model: Weight (uint8 rows in the file's type) or f32 tensor.
 
     Call ``plan_weights`` first.
 
     copy: matrices are copied into memory of their own; otherwise they are views of the file where
-    the layout allows.
+    the layout allows. workers: threads that put matrices together.
     """
-    return {
-        name: _load(ckpt, name, role, sources.roles[name], copy)
-        for name, role in inventory(spec).items()
-    }
+    roles = inventory(spec)
+    if workers <= 1:
+        return {n: _load(ckpt, n, role, sources.roles[n], copy) for n, role in roles.items()}
+    with ThreadPoolExecutor(workers, thread_name_prefix="strata-load") as pool:
+        waiting = {n: pool.submit(_load, ckpt, n, role, sources.roles[n], copy)
+                   for n, role in roles.items()}  # fmt: skip
+        return {name: future.result() for name, future in waiting.items()}
 
 
 def _needed(ckpt: Checkpoint, sources: Sources) -> set[str]:

@@ -7,6 +7,7 @@ Knows no parts. Shapes were checked when the network was put together without me
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 import torch
@@ -52,24 +53,39 @@ def to_device(
     roles: Mapping[str, Weight | torch.Tensor],
     device: torch.device,
     progress: Progress | None = None,
+    *,
+    workers: int = 1,
 ) -> GpuRoles:
-    """Copy every weight but the host's tables; quantized matrices become tiles.
+    """Copy every weight but the host's tables, on that many threads; quantized matrices become
+    tiles.
 
     UnsupportedError for a matrix of integers.
     """
     wanted = {n: w for n, w in roles.items() if not n.endswith(HOST_ROLES)}
     total = sum(_n_bytes(w) for w in wanted.values())
     done = 0
-    found: dict[str, GpuWeight | torch.Tensor] = {}
-    for name, weight in wanted.items():
-        if isinstance(weight, Weight):
-            found[name] = to_gpu(weight, device)
-        else:
-            found[name] = weight.to(device=device, dtype=torch.float32).contiguous()
-        done += _n_bytes(weight)
-        if progress is not None:
-            progress("dense weights to the GPU", done, total)
+    found: dict[str, GpuWeight | torch.Tensor] = dict.fromkeys(wanted, torch.empty(0))
+    # the largest first, so that none is left over at the end
+    names = sorted(wanted, key=lambda n: -_n_bytes(wanted[n]))
+    with ThreadPoolExecutor(max(1, workers), thread_name_prefix="strata-load") as pool:
+        waiting = {pool.submit(_moved, wanted[name], device): name for name in names}
+        try:
+            for future in as_completed(waiting):
+                name = waiting[future]
+                found[name] = future.result()
+                done += _n_bytes(wanted[name])
+                if progress is not None:
+                    progress("dense weights to the GPU", done, total)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
     return GpuRoles(found)
+
+
+def _moved(weight: Weight | torch.Tensor, device: torch.device) -> GpuWeight | torch.Tensor:
+    if isinstance(weight, Weight):
+        return to_gpu(weight, device)
+    return weight.to(device=device, dtype=torch.float32).contiguous()
 
 
 def _n_bytes(weight: Weight | torch.Tensor) -> int:
