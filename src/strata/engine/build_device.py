@@ -286,7 +286,10 @@ def _reach(
         if driver is None:
             tables.append(starts)
             continue
-        locked = lock_pages(driver, int(starts[0]), layer.n_bytes) if why is None else None
+        locked = None
+        if why is None:
+            # a layer is one piece: the driver copies nothing across the border of two
+            locked = lock_pages(driver, int(starts[0]), layer.n_bytes, piece_bytes=layer.n_bytes)
         if locked is None:
             tables.append(np.zeros_like(starts))
             continue
