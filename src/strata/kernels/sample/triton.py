@@ -2,9 +2,13 @@
 """The greedy choice on the GPU: the best of each piece of the vocabulary, then of the pieces.
 
 A logit and its id make one int64 key (kernels/router), so the order of comparisons does not matter.
+The program that ends last of a token's finds the best of all pieces, by a counter that it sets back
+to 0.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -13,14 +17,18 @@ import triton.language as tl
 from strata.kernels.router.triton import column_of, sort_keys
 from strata.kernels.triton_common import chained, in_turn
 
-PIECE = 4096
+PIECE = 2048
 """Logits of one program."""
 _LOWEST = tl.constexpr(-(2**63))
+_INFINITY = tl.constexpr(float("inf"))
 
 
 @triton.jit
-def piece_kernel(logits, best, STRIDE, V: tl.constexpr, PIECES: tl.constexpr, N: tl.constexpr):
-    """Program (t, p): the highest key of piece p."""
+def choose_kernel(
+    logits, best, bad, done, choice, STRIDE,
+    V: tl.constexpr, PIECES: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (t, p): the highest key of piece p, and how many of its logits are not finite."""
     in_turn()
     t = tl.program_id(0)
     piece = tl.program_id(1)
@@ -28,33 +36,43 @@ def piece_kernel(logits, best, STRIDE, V: tl.constexpr, PIECES: tl.constexpr, N:
     x = tl.load(logits + t.to(tl.int64) * STRIDE + i, mask=i < V, other=float("nan"))
     # NaN lies below all numbers, -inf included, and padding behind every id
     key = tl.where(x == x, sort_keys(x, i), _LOWEST + (i ^ 0x7FFFFFFF).to(tl.int64))
+    n_bad = tl.sum(((i < V) & ((x != x) | (tl.abs(x) == _INFINITY))).to(tl.int32), axis=0)
     tl.store(best + t * PIECES + piece, tl.max(key, axis=0))
+    tl.store(bad + t * PIECES + piece, n_bad)
+    # both are out before this program counts itself
+    tl.debug_barrier()
+    if tl.atomic_add(done + t, 1, sem="acq_rel") == PIECES - 1:
+        tl.store(done + t, 0)
+        p = tl.arange(0, BLOCK)
+        at = t * PIECES + p
+        keys = tl.load(best + at, mask=p < PIECES, other=_LOWEST, cache_modifier=".cg")
+        counts = tl.load(bad + at, mask=p < PIECES, other=0, cache_modifier=".cg")
+        tl.store(choice + 2 * t, column_of(tl.max(keys, axis=0)))
+        tl.store(choice + 2 * t + 1, tl.sum(counts, axis=0))
 
 
-@triton.jit
-def best_kernel(best, ids, PIECES: tl.constexpr, BLOCK: tl.constexpr):
-    """Program t."""
-    in_turn()
-    t = tl.program_id(0)
-    i = tl.arange(0, BLOCK)
-    key = tl.load(best + t * PIECES + i, mask=i < PIECES, other=_LOWEST)
-    tl.store(ids + t, column_of(tl.max(key, axis=0)))
+@dataclass(frozen=True)
+class Scratch:
+    """best int64, bad int32, both [T, pieces]; done int32 [T], which begins as zeros."""
+
+    best: torch.Tensor
+    bad: torch.Tensor
+    done: torch.Tensor
 
 
-def new_scratch(n_tokens: int, n_vocab: int, device: torch.device | str) -> torch.Tensor:
-    """int64 [T, pieces] for ``argmax``."""
-    shape = (n_tokens, triton.cdiv(n_vocab, PIECE))
-    return torch.empty(shape, dtype=torch.int64, device=device)
+def n_pieces(n_vocab: int) -> int:
+    """Programs that share a row of logits."""
+    return triton.cdiv(n_vocab, PIECE)
 
 
-def argmax(logits_TV: torch.Tensor, scratch: torch.Tensor, ids_T: torch.Tensor) -> None:
-    """ids_T int32 [T] from logits f32 [T, V], rows contiguous. Two launches."""
+def choose(logits_TV: torch.Tensor, scratch: Scratch, choice_T2: torch.Tensor) -> None:
+    """choice_T2 int32 [T, 2] of logits f32 [T, V], rows contiguous: the id as ``sample.argmax`` has
+    it, and how many logits are NaN or infinite. One launch."""
     n_tokens, n_vocab = logits_TV.shape
-    pieces = triton.cdiv(n_vocab, PIECE)
-    assert scratch.shape[1] == pieces and len(scratch) >= n_tokens, tuple(scratch.shape)
-    piece_kernel[(n_tokens, pieces)](
-        logits_TV, scratch, logits_TV.stride(0), V=n_vocab, PIECES=pieces, N=PIECE, num_warps=8,
+    pieces = n_pieces(n_vocab)
+    assert scratch.best.shape == scratch.bad.shape == (n_tokens, pieces), tuple(scratch.best.shape)
+    choose_kernel[(n_tokens, pieces)](
+        logits_TV, scratch.best, scratch.bad, scratch.done, choice_T2, logits_TV.stride(0),
+        V=n_vocab, PIECES=pieces, N=PIECE, BLOCK=triton.next_power_of_2(pieces), num_warps=4,
         **chained(),
     )  # fmt: skip
-    block = triton.next_power_of_2(pieces)
-    best_kernel[(n_tokens,)](scratch, ids_T, PIECES=pieces, BLOCK=block, num_warps=1, **chained())

@@ -17,18 +17,24 @@ from strata.kernels.triton_common import chained, in_turn
 
 
 @triton.jit
+def announce(word, value):
+    """Everything written before is visible to the host; then the word is ``value``."""
+    tl.inline_asm_elementwise(
+        "{ fence.acq_rel.sys; st.release.sys.global.u32 [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [word, value],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def _ring(word: tl.int64, value: tl.int32, count_ptr) -> None:
     in_turn()
     count = tl.load(count_ptr)
     if count > 0:
-        tl.inline_asm_elementwise(
-            "{ fence.acq_rel.sys; st.release.sys.global.u32 [$1], $2; mov.u32 $0, 0; }",
-            "=r,l,r",
-            [word, value],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        announce(word, value)
 
 
 @triton.jit
