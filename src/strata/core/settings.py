@@ -32,6 +32,9 @@ from strata.core.setting_kinds import (
 )
 from strata.core.settings_serve import ServeSettings
 
+MOST_GIB = 1 << 20
+"""No memory is larger than a PiB; figures beyond it are slips of the pen."""
+
 DEFAULT_CONTEXT_TOKENS = 4096
 """Context when none is asked for, if the model has that much."""
 
@@ -164,11 +167,11 @@ class Settings(ServeSettings):
         "Instruction set of the CPU kernels; auto is the best this CPU has. Results are equal.",
         aliases=("STRATA_FORCE_ISA",))
     ram_gb: float = number(
-        0.0, 0, None,
+        0.0, 0, MOST_GIB,
         "Most main memory to plan with; auto is what is free within the container's limit.",
         unit="GiB", auto=0.0)
     vram_gb: float = number(
-        0.0, 0, None, "Most graphics memory to plan with; auto is what is free.",
+        0.0, 0, MOST_GIB, "Most graphics memory to plan with; auto is what is free.",
         unit="GiB", auto=0.0)
     poison: bool = switch(
         False, "Debugging: fill every buffer with NaN after its last declared reader.")

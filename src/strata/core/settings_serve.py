@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from strata.core.setting_kinds import choice, integer, number, switch, text, texts
 
+MOST_S = 1_000_000
+"""Clocks of the operating system take no more than some 60,000 years; eleven days are enough."""
+
 
 @dataclass(frozen=True)
 class ServeSettings:
@@ -42,10 +45,11 @@ class ServeSettings:
     max_body_mb: float = number(
         16.0, 0.001, 1024, "Largest request body.", unit="MiB", scope="serve")
     silence_s: float = number(
-        120.0, 0.1, None, "The engine is restarted when it makes no progress on a request, or "
+        120.0, 0.1, MOST_S, "The engine is restarted when it makes no progress on a request, or "
         "gives no sign of life, for so long.", unit="s", scope="serve")
     drain_s: float = number(
-        20.0, 0, None, "At shutdown, how long running answers may go on.", unit="s", scope="serve")
+        20.0, 0, MOST_S, "At shutdown, how long running answers may go on.", unit="s",
+        scope="serve")
     wire_log: str = choice(
         "requests", ("none", "requests"),
         "requests: one line in the log for each request, without its text.", scope="serve")
@@ -55,8 +59,8 @@ class ServeSettings:
         "state; 0 reads every prompt that does not continue the last one from its beginning.",
         unit="copies")
     park_gb: float = number(
-        -1.0, 0, None, "Main memory for conversations that were left for another one; auto takes "
-        "up to 2 GiB while 2 GiB stay free, 0 parks none.", unit="GiB", auto=-1.0)
+        -1.0, 0, 1 << 20,
+        "Main memory for conversations that were left for another one; auto takes up to 2 GiB while 2 GiB stay free, 0 parks none.", unit="GiB", auto=-1.0)
     park_dir: str = text(
         "", "Folder where conversations are kept when the model is closed, and found again.",
         kind="DIR")

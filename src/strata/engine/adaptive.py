@@ -20,9 +20,6 @@ def adapting(engine: Engine, n_experts_L: Sequence[int]) -> Engine:
     if not asked or not any(n_experts_L):
         return engine
     swaps = settings.adapt_swaps if 0 < tier.n_slots < sum(n_experts_L) else 0
-    if settings.adapt_swaps and not swaps:
-        reason = "holds every expert" if tier.n_slots else "has no slot"
-        engine.report.append(f"adapt-swaps: off here: the expert cache {reason}")
     ranking: Ranking = UseCounts(n_experts_L, settings.adapt_decay)
     if settings.adapt_policy != "decayed":
         held = [np.flatnonzero(addresses).tolist() for addresses in tier.address_LE]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from strata.core.errors import FormatError, InputError, SettingError
+from strata.core.errors import FormatError, InputError
 from strata.core.settings import Settings
 from strata.core.settings_load import Effective
 from strata.core.settings_resolve import Machine, effective_lines, resolve
@@ -36,10 +36,11 @@ from strata.engine.engine import Engine
 from strata.engine.expert_plan import ExpertPlan, load_planned, plan_experts
 from strata.engine.layout_cost import MeasuredCost, read_speed
 from strata.engine.machine import probe
+from strata.engine.off_here import require_outputs, require_possible, without_effect
 from strata.engine.overlaps import overlap_variants
 from strata.engine.sampler import Sampler
 from strata.engine.tuned import with_quality_budget
-from strata.engine.variants import WindowVariants, build_variant, require_defer_layers
+from strata.engine.variants import WindowVariants, build_variant
 from strata.experts.fast_tier import FastTier, read_profile
 from strata.experts.huge import huge_lines
 from strata.experts.layouts import Entry
@@ -54,8 +55,6 @@ from strata.models.synthetic import open_model
 from strata.models.weights import load_weights
 from strata.native import CpuPool
 from strata.window.run import PLAIN, WindowRunner
-
-_PLACING = ("expert_cache", "expert_profile", "expert_layout", "pack", "experts_on_disk")
 
 MEASURE_FROM_BYTES = 2 << 30
 """Experts in all from which measuring speeds (about half a second) before loading is worth it."""
@@ -91,9 +90,10 @@ def prepare(
         asked = asked if planning else with_quality_budget(checkpoint, asked)
         limit = plan.spec.max_context_tokens
         effective = resolve(asked, machine or probe(), limit, planning=planning)
-        _require_places(effective.settings, plan)
-        if effective.settings.defer_layers:
-            require_defer_layers(effective.settings, plan.spec)
+        require_possible(effective.settings, plan.spec, plan.n_pairs)
+        _require_profile(effective.settings, plan)
+        if not planning:
+            require_outputs(effective.settings)
         Sampler(effective.settings, plan.spec.n_vocab)  # a bias on no token is refused here
         memory = memory_plan(plan, effective.settings, probes or Probes())
         experts = _place_experts(plan, effective.settings, memory, measure=not planning)
@@ -245,18 +245,8 @@ def _ops(settings: Settings, pool: CpuPool) -> Ops:
     return native_ops(pool) if dtype is torch.float32 else plain_ops(dtype)
 
 
-def _require_places(settings: Settings, plan: CheckpointPlan) -> None:
-    """Options that place experts need experts to place."""
-    if plan.n_pairs == 0:
-        for name in (*_PLACING, "route_tail_skip"):
-            if getattr(settings, name) not in (0, -1, None, False, "auto"):
-                raise SettingError(
-                    f"--{name.replace('_', '-')}: {plan.spec.family} has no routed experts to place"
-                )
-    if settings.expert_cache > plan.n_pairs:
-        raise SettingError(
-            f"--expert-cache {settings.expert_cache}: this model has only {plan.n_pairs} experts"
-        )
+def _require_profile(settings: Settings, plan: CheckpointPlan) -> None:
+    """The profile of experts can be read, and ranks as many as there is room for."""
     if settings.expert_profile is not None:
         pairs = read_profile(settings.expert_profile, plan.n_experts_L)
         if settings.expert_cache > len(pairs):
@@ -264,20 +254,6 @@ def _require_places(settings: Settings, plan: CheckpointPlan) -> None:
                 f"{settings.expert_profile} ranks {len(pairs)} experts, "
                 f"fewer than --expert-cache {settings.expert_cache}"
             )
-
-
-def _without_effect(settings: Settings) -> dict[str, str]:
-    """Settings that another one leaves nothing to do, with the reason."""
-    off: dict[str, str] = {}
-    defaults = Settings()
-    if settings.dtype == "float64":
-        off |= dict.fromkeys(("workers", "cpu_isa"), "float64 runs the plain reference operations")
-    if settings.logpos is None:
-        off |= dict.fromkeys(("logpos_top", "logpos_extra"), "--logpos is not set")
-    if settings.temperature == 0:
-        reason = "temperature is 0, the most likely token is taken"
-        off |= dict.fromkeys(("top_k", "top_p", "min_p", "seed"), reason)
-    return {n: why for n, why in off.items() if getattr(settings, n) != getattr(defaults, n)}
 
 
 def _report(
@@ -288,11 +264,9 @@ def _report(
     variants: WindowVariants,
 ) -> list[str]:
     plan, settings = ready.plan, ready.settings
-    why_not = dict(variants.why_not) | _without_effect(settings)
-    if settings.expert_profile is not None and not settings.expert_cache:
-        why_not["expert_profile"] = "expert-cache is 0, so nothing is placed by it"
-    if settings.numerics == "fast" and settings.device == "cpu":
-        why_not["numerics"] = "the CPU has one arithmetic, and it is the exact one"
+    n_resident = len(tier.resident())
+    nothing_to_do = without_effect(settings, plan.spec, plan.n_pairs, n_resident)
+    why_not = dict(variants.why_not) | nothing_to_do
     lines = [
         f"{plan.checkpoint.root}: {plan.spec.family}, {plan.spec.n_layers} layers, "
         f"{plan.n_pairs} routed experts",
@@ -300,7 +274,7 @@ def _report(
         f"CPU pool: {pool.workers} workers on CPUs {pool.cpus}, {pool.isa} kernels",
         *(pool.affinity if len(pool.nodes) > 1 else ()),
         f"experts: {plan.n_pairs} {'on disk' if settings.experts_on_disk else 'in RAM'}, "
-        f"{len(tier.resident())} of them also in the fast tier",
+        f"{n_resident} of them also in the fast tier",
         *ready.experts.lines,
         *effective_lines(ready.effective, why_not),
         *variants.lines,

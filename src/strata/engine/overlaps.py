@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from strata.core.settings import Settings
 from strata.engine.variants import build_variant
@@ -54,10 +54,10 @@ def choices(
         if _same_windows(wanted, settings):
             made[name] = default
             continue
-        variant = make(wanted)
+        variant: Any = make(wanted)
         # two thresholds have the same steps and another name, under which their windows are kept
-        if name != "exact":
-            variant = replace(variant, name=f"{name}-{variant.name}")  # type: ignore
+        if name != "exact" and variant.name != "exact":
+            variant = replace(variant, name=f"{name}-{variant.name}")
         made[name] = variant
     return made
 

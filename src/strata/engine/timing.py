@@ -88,11 +88,6 @@ def measure_on_device(engine: Engine) -> StepTimes | None:
     settings, runner = engine.settings, engine.runner
     if isinstance(runner, WindowRunner):
         return None
-    if settings.verify_trace:
-        engine.report.append(
-            "verify-trace: off here: rings are answered by native code; the error of a stall names "
-            "the layer"
-        )
     if not settings.verify_profile:
         return None
     compiled = runner.network.device.type == "cuda"

@@ -82,9 +82,15 @@ def require_defer_layers(settings: Settings, spec: ModelSpec) -> list[int]:
 
 
 def _why_no_deferral(settings: Settings, network: Network) -> str | None:
-    if defer_layers(settings, network):
-        return None
-    return "this model has no layer whose rows may be late"
+    if not defer_layers(settings, network):
+        return "this model has no layer whose rows may be late"
+    if settings.expert_cache >= _n_experts(network):
+        return "every expert is in the fast tier, so the CPU computes no rows"
+    return None
+
+
+def _n_experts(network: Network) -> int:
+    return sum(ffn.spec.n_experts for ffn in network.ffns if isinstance(ffn, MoeFfn))
 
 
 def _add_deferral(
@@ -127,10 +133,9 @@ def _deferral_lines(settings: Settings, network: Network) -> list[str]:
 
 
 def _why_no_tail_skip(settings: Settings, network: Network) -> str | None:
-    routed = [ffn.spec for ffn in network.ffns if isinstance(ffn, MoeFfn)]
     if settings.route_tail_skip >= network.n_active:
         return f"a token has {network.n_active} experts, so none is at that rank or behind"
-    if settings.expert_cache >= sum(spec.n_experts for spec in routed):
+    if settings.expert_cache >= _n_experts(network):
         return "every expert is in the fast tier, so none is missed"
     return None
 
