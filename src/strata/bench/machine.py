@@ -54,8 +54,11 @@ def measure_bandwidths(workers: int, device: str) -> Bandwidths:
 
 
 def _of_memory(gpu: torch.device) -> float:
+    """Read by the fastest of torch's own kernels: sums, or copies (which read and write)."""
     data = torch.ones(_GPU_BYTES // 4, device=gpu)
-    return _GPU_BYTES / _best(lambda: data.sum(), gpu)
+    copy = torch.empty_like(data)
+    of_sum = _GPU_BYTES / _best(lambda: data.sum(), gpu)
+    return max(of_sum, 2 * _GPU_BYTES / _best(lambda: copy.copy_(data), gpu))
 
 
 def _of_link(workers: int, gpu: torch.device) -> tuple[float, float]:
@@ -66,22 +69,27 @@ def _of_link(workers: int, gpu: torch.device) -> tuple[float, float]:
     return link, _together(workers, pinned, target)
 
 
-def _best(run: Callable[[], object], gpu: torch.device, n: int = 5) -> float:
-    """Seconds of the fastest of n runs on the GPU."""
+def _best(run: Callable[[], object], gpu: torch.device, n: int = 5, times: int = 4) -> float:
+    """Seconds of one of ``times`` runs in a row on the GPU, the fastest of n such rows."""
     run()
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     best = float("inf")
     for _ in range(n):
         torch.cuda.synchronize(gpu)
-        start = time.perf_counter()
-        run()
+        first.record()
+        for _ in range(times):
+            run()
+        last.record()
         torch.cuda.synchronize(gpu)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, first.elapsed_time(last) / 1e3 / times)
     return best
 
 
 def _together(workers: int, pinned: torch.Tensor, target: torch.Tensor) -> float:
-    """Bytes a second of CPU and link while both read main memory; one core is left to the link."""
-    moved, stop = [0], threading.Event()
+    """Bytes a second of CPU and link while both read main memory; one core is left to the link.
+    Only what the link moves while the CPU reads is counted."""
+    moved, started = [0], [0.0]
+    stop = threading.Event()
 
     def feed() -> None:
         while not stop.is_set():
@@ -90,25 +98,33 @@ def _together(workers: int, pinned: torch.Tensor, target: torch.Tensor) -> float
             moved[0] += pinned.numel()
 
     thread = threading.Thread(target=feed)
-    start = time.perf_counter()
-    thread.start()
+
+    def ready() -> None:
+        thread.start()
+        started[0] = time.perf_counter()
+
     try:
-        of_cpu = read_speed(max(1, workers - 1))
+        of_cpu = read_speed(max(1, workers - 1), ready=ready, passes=8)
+        of_link = moved[0] / (time.perf_counter() - started[0])
     finally:
         stop.set()
         thread.join()
-    return of_cpu + moved[0] / (time.perf_counter() - start)
+    return of_cpu + of_link
 
 
 class VramPeak:
-    """Most GPU memory in use by anybody on the card while the block runs, asked of NVML every 50
-    ms; 0 without a GPU."""
+    """Most GPU memory in use by anybody on the card while the block runs; 0 without a GPU.
+
+    NVML is asked every 50 ms. Without its package (pynvml): what the driver says is in use at the
+    end, and what torch had reserved more before that.
+    """
 
     def __init__(self, device: str) -> None:
         self.n_bytes = 0
         self.source = "no GPU"
+        self._gpu = device == "cuda"
         self._stop = threading.Event()
-        self._used = _used_memory() if device == "cuda" else None
+        self._used = _used_memory() if self._gpu else None
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> VramPeak:
@@ -116,6 +132,9 @@ class VramPeak:
         if self._used is not None:
             self.source = "NVML, whole card"
             self._thread.start()
+        elif self._gpu:
+            self.source = "driver and torch, whole card; NVML needs the package pynvml"
+            torch.cuda.reset_peak_memory_stats()
         return self
 
     def __exit__(
@@ -128,6 +147,10 @@ class VramPeak:
         self._stop.set()
         if self._used is not None:
             self._thread.join()
+        elif self._gpu and error is None:
+            free, total = torch.cuda.mem_get_info()
+            earlier = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved()
+            self.n_bytes = total - free + earlier
 
     def _watch(self) -> None:
         assert self._used is not None

@@ -6,7 +6,7 @@ experts; keys, values and recurrent state are not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strata.bench.machine import Bandwidths
@@ -69,15 +69,43 @@ def dense_weights(plan: CheckpointPlan) -> list[PlannedWeight]:
 
 @dataclass(frozen=True)
 class Limit:
-    """The fastest that the measured bandwidths allow."""
+    """What a window moves by where it is read, and the fastest that the measured bandwidths allow.
 
-    fast_bytes: float
-    host_bytes: float
+    dense and cached experts: of the fast device's memory (on the CPU alone: main memory too). cpu,
+    link: experts read in main memory by the CPU, and by the GPU over the link.
+    """
+
+    dense_bytes: float
+    cached_bytes: float
+    cpu_bytes: float
+    link_bytes: float
     seconds: float
+
+    @property
+    def fast_bytes(self) -> float:
+        """Of the fast device's memory."""
+        return self.dense_bytes + self.cached_bytes
+
+    @property
+    def host_bytes(self) -> float:
+        """Of experts outside the fast tier."""
+        return self.cpu_bytes + self.link_bytes
 
     def share(self, seconds: float) -> float:
         """How much of the limit's speed a window of so many seconds reaches."""
         return self.seconds / seconds if seconds > 0 else 0.0
+
+    def line(self, seconds: float, laid_out: float) -> str:
+        """For people. laid_out: bytes of the experts as they lie in memory, per byte of the
+        file."""
+        return (
+            f"a window moves {self.dense_bytes / 1e9:.3f} GB of dense weights and "
+            f"{self.cached_bytes / 1e9:.3f} GB of cached experts; of the others the CPU reads "
+            f"{self.cpu_bytes / 1e9:.3f} GB and the link moves {self.link_bytes / 1e9:.3f} GB: at "
+            f"least {1e3 * self.seconds:.2f} ms, measured {1e3 * seconds:.2f} ms, "
+            f"{self.share(seconds):.1%} of the limit (bytes of the file; in memory experts take "
+            f"{laid_out:.2f} times as many)"
+        )
 
 
 def limit_of(
@@ -89,12 +117,17 @@ def limit_of(
     """distinct: experts per window by place, over all layers.
 
     On a GPU the larger of (dense + cached experts) / its memory and (other experts) / main memory
-    read by CPU and link together; on the CPU all bytes / main memory.
+    as the machine reads it fastest: by the CPU, the link, or both; on the CPU all bytes / main
+    memory.
     """
     size = traffic.mean_expert_bytes
-    fast = traffic.dense_bytes + size * distinct.get(Place.FAST, 0.0)
-    elsewhere: Sequence[Place] = (Place.PCIE, Place.CPU, Place.CPU_LATE)
-    host = size * sum(distinct.get(place, 0.0) for place in elsewhere)
-    if device != "cuda":
-        return Limit(fast, host, (fast + host) / bandwidths.host)
-    return Limit(fast, host, max(fast / bandwidths.gpu, host / max(bandwidths.both, 1.0)))
+    cached, link, *cpu = (
+        size * distinct.get(p, 0.0) for p in (Place.FAST, Place.PCIE, Place.CPU, Place.CPU_LATE)
+    )
+    fast, host = traffic.dense_bytes + cached, link + sum(cpu)
+    if device == "cuda":
+        of_host = max(bandwidths.both, bandwidths.host, bandwidths.link, 1.0)
+        seconds = max(fast / bandwidths.gpu, host / of_host)
+    else:
+        seconds = (fast + host) / bandwidths.host
+    return Limit(traffic.dense_bytes, cached, sum(cpu), link, seconds)

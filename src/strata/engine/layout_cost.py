@@ -90,15 +90,22 @@ class MeasuredCost:
         return best / (n_rows * N_COLS)
 
 
-def read_speed(workers: int, most_bytes: int | None = None) -> float:
+def read_speed(
+    workers: int,
+    most_bytes: int | None = None,
+    ready: Callable[[], None] | None = None,
+    passes: int = 3,
+) -> float:
     """Bytes of memory that so many threads read in a second, from more than the caches hold, but
-    not more than most_bytes."""
+    not more than most_bytes; the best of so many passes. ready: called before they begin."""
     wanted = max(_READ_BYTES, int(_CACHES * cache_bytes()))
     memory = anonymous(wanted if most_bytes is None else max(1 << 20, min(wanted, most_bytes)))
     memory.fill_(1)  # without this all pages would be one page of zeros
     pool = CpuPool(workers)
     try:
-        return memory.numel() / min(pool.measure_read(memory, 3))
+        if ready is not None:
+            ready()
+        return memory.numel() / min(pool.measure_read(memory, passes))
     finally:
         pool.close()
 
