@@ -37,12 +37,13 @@ def fill(module: torch.nn.Module, seed: int, dtype: torch.dtype, std: float = 1.
 
 
 def poisoned_state(mixer: Mixer, context: int) -> SequenceState:
-    """A new sequence whose positional and ring entries are NaN; recurrent ones start at zero."""
+    """A new sequence whose positional and ring entries are NaN (codes: 85); recurrent ones start at
+    zero."""
     specs = mixer.state()
     state = SequenceState([{}] * mixer.layer + [specs], context, torch.device("cpu"))
     for name, spec in specs.items():
         if spec.kind != "recurrent":
-            state.tensor(mixer.layer, name).fill_(torch.nan)
+            state.tensor(mixer.layer, name).fill_(torch.nan if spec.dtype.is_floating_point else 85)
     return state
 
 

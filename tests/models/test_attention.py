@@ -12,10 +12,12 @@ from transformers.models.glm4_moe import modeling_glm4_moe
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
-from strata.core.errors import FormatError
+from strata.core.errors import FormatError, SettingError
+from strata.kernels.kv_quant import decode
 from strata.kernels.ops import reference_ops
 from strata.models import rotary
 from strata.models.attention import Attention
+from strata.models.kv import KvCache
 from strata.models.roles import Roles
 from strata.models.spec import AttentionSpec
 from tests.models.harness import (
@@ -23,6 +25,8 @@ from tests.models.harness import (
     assert_within,
     f32_weight,
     fill,
+    make_frame,
+    poisoned_state,
     run_at_once,
     run_windows,
     schedule,
@@ -185,10 +189,50 @@ def test_half_precision_cache(kv_dtype: torch.dtype) -> None:
     assert_within(at_once, case.expected(x), 2 * torch.finfo(kv_dtype).eps)
 
 
+@pytest.mark.parametrize("kv_dtype, room", [(torch.int8, 0.02), (torch.uint8, 0.3)])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss_sliding"])
+def test_encoded_cache(name: str, kv_dtype: torch.dtype, room: float) -> None:
+    """Expectation: the bits of a chunk in any cut with rejected tokens; transformers within two
+    steps of the codes, a step being 1/127 or 1/8 of a head's largest number."""
+    case, x = CASES[name](torch.float32), _x(torch.float32)
+    mixer = case.mixer(torch.float32, kv_dtype)
+    at_once = run_at_once(mixer, x)
+    assert torch.equal(run_windows(mixer, x, list(schedule(T, 3))), at_once)
+    assert_within(at_once, case.expected(x), room)
+
+
+def test_encoded_cache_is_attention_over_decoded_numbers() -> None:
+    """Expectation: an f16 cache with the codes' decoded numbers in it, bit for bit."""
+    case, x = qwen3_moe(torch.float32), _x(torch.float32)
+    codes, halves = (case.mixer(torch.float32, dtype) for dtype in (torch.int8, torch.float16))
+    states = [poisoned_state(mixer, T) for mixer in (codes, halves)]
+    outs = []
+    for mixer, state in zip((codes, halves), states, strict=True):
+        frame = make_frame(mixer, state, T, D, whole=True)
+        frame["x"].copy_(x)
+        for part in mixer.parts():
+            if part.name == "attention" and mixer is halves:
+                for name in "kv":
+                    decoded = decode(
+                        states[0].tensor(2, name), states[0].tensor(2, f"{name}_scale")
+                    )
+                    state.tensor(2, name).copy_(decoded)
+            part.run(frame)
+        outs.append(frame["mixer_out"].clone())
+    assert torch.equal(outs[0], outs[1])
+
+
+def test_heads_too_odd_for_codes_are_refused() -> None:
+    """20 numbers share scales in fours."""
+    with pytest.raises(SettingError, match="--kv q4: heads of 20 numbers would need a scale for"):
+        KvCache(0, 2, 20, torch.uint8)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
 @pytest.mark.parametrize("name", CASES)
-def test_parts_touch_what_they_declare(name: str) -> None:
+def test_parts_touch_what_they_declare(name: str, kv_dtype: torch.dtype | None) -> None:
     """Expectation: the names a part asks for are its reads and writes."""
-    mixer = CASES[name](torch.float32).mixer(torch.float32)
+    mixer = CASES[name](torch.float32).mixer(torch.float32, kv_dtype)
     assert_parts_touch_what_they_declare(mixer, _x(torch.float32)[:12], 7)
 
 

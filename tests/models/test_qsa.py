@@ -177,6 +177,20 @@ def test_half_precision_cache() -> None:
     assert torch.equal(out, run_at_once(mixer, x))
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.uint8])
+def test_encoded_cache(kv_dtype: torch.dtype) -> None:
+    """Expectation: of an encoded cache only selected positions are decoded, which changes no bit in
+    any cut; block keys are f16 and the selection that of an f16 cache."""
+    case, x = Case(torch.float32, 4, 16), _x(torch.float32)
+    mixer, halves = case.mixer(kv_dtype), case.mixer(torch.float16)
+    assert mixer.state()["block_keys"].dtype == torch.float16
+    assert torch.equal(_seen_by(mixer, x), _seen_by(halves, x))
+    at_once = run_at_once(mixer, x)
+    assert torch.equal(run_windows(mixer, x, list(schedule(T, 5, 20))), at_once)
+    assert torch.equal(run_windows(mixer, x, [Window(1, 1)] * T), at_once)
+    assert_within(at_once, run_at_once(halves, x), 0.02 if kv_dtype == torch.int8 else 0.25)
+
+
 def test_mask_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expectation: attending a chunk a few tokens at a time changes no bit."""
     case, x = Case(torch.float32, 4, 16), _x(torch.float32)

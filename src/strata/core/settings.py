@@ -63,9 +63,9 @@ class Settings(ServeSettings):
         f"and {DEFAULT_CONTEXT_TOKENS}.",
         unit="tokens", auto=0)
     kv: str = choice(
-        "auto", ("auto", "f32", "f16", "f64"),
+        "auto", ("auto", "f32", "f16", "int8", "q4", "f64"),
         "Storage of attention keys and values; auto is f32 on the CPU, f16 on a GPU, and f64 with "
-        "--dtype float64.",
+        "--dtype float64. int8 and q4 are codes of 8 and 4 bits with f16 scales.",
         changes_output=True)
     prompt_chunk: int = integer(
         0, 1, 32768, "Prompts are read in chunks cut at multiples of this; auto is 256 on the CPU, "

@@ -24,7 +24,6 @@ from strata.engine.assembly import fast_tier_of, tokenizer_of, workers_of
 from strata.engine.calibrate import calibrate_at_start
 from strata.engine.checkpoint_plan import (
     DTYPES,
-    KV_DTYPES,
     CheckpointPlan,
     expert_lines,
     memory_plan,
@@ -34,6 +33,7 @@ from strata.engine.cpu_ops import native_ops, plain_ops
 from strata.engine.disk_forecast import with_forecast
 from strata.engine.engine import Engine
 from strata.engine.expert_plan import ExpertPlan, load_planned, plan_experts
+from strata.engine.kv_class import kv_line
 from strata.engine.layout_cost import MeasuredCost, read_speed
 from strata.engine.machine import probe
 from strata.engine.off_here import require_outputs, require_possible, without_effect
@@ -50,6 +50,7 @@ from strata.formats.tokenizer import Tokenizer
 from strata.kernels.ops import Ops
 from strata.memory.budget import Line, MemoryPlan, Probes
 from strata.memory.state import SequenceState
+from strata.models.kv import KV_DTYPES
 from strata.models.network import build_network
 from strata.models.synthetic import open_model
 from strata.models.weights import load_weights
@@ -128,7 +129,11 @@ def assemble_device(ready: Ready, progress: Progress | None, device: torch.devic
         tokenizer=tokenizer,
         runner=made.runner,
         plan=ready.memory,
-        report=[*_report(ready, made.pool, tier, tokenizer, variants), *made.lines],
+        report=[
+            *_report(ready, made.pool, tier, tokenizer, variants),
+            kv_line(settings.kv, made.runner.network.state_specs()),
+            *made.lines,
+        ],
         on_close=on_close,
     )
 
@@ -233,6 +238,7 @@ def _assemble(ready: Ready, progress: Progress | None) -> Engine:
         plan=ready.memory,
         report=[
             *_report(ready, pool, tier, tokenizer, variants),
+            kv_line(settings.kv, network.state_specs()),
             *huge_lines(store),
             *calibrated,
         ],

@@ -20,7 +20,7 @@ from strata.core.errors import DoesNotFitError, SettingError, UnsupportedError
 from strata.core.settings import SETTINGS, Settings
 from strata.core.types import Place
 from strata.engine.assembly import fast_tier_of, workers_of
-from strata.engine.checkpoint_plan import KV_DTYPES, CheckpointPlan
+from strata.engine.checkpoint_plan import CheckpointPlan
 from strata.engine.device_room import RESERVE_BYTES, slots_in, staging_beside
 from strata.engine.device_variants import device_variant
 from strata.engine.expert_plan import ExpertPlan, load_planned
@@ -46,6 +46,7 @@ from strata.memory.mapped import (
 from strata.models.gpu.frame import DeviceState
 from strata.models.gpu.network import GpuNetwork, NgramRows, build_gpu_network
 from strata.models.gpu.roles import to_device
+from strata.models.kv import KV_DTYPES
 from strata.models.ngram import gather, row_ids
 from strata.models.spec import MoeSpec
 from strata.models.weights import load_weights

@@ -30,9 +30,11 @@ from strata.kernels.expert_rows import ExpertShape
 from strata.kernels.ops import reference_ops
 from strata.kernels.weight import Weight
 from strata.memory.budget import GIB, Limit, Line, MemoryPlan, Probes, ram_limits, smallest
+from strata.models.attention import Attention
 from strata.models.expert_source import ExpertSource
 from strata.models.family import Family
 from strata.models.inventory import inventory
+from strata.models.kv import KV_DTYPES
 from strata.models.network import Network, build_network
 from strata.models.registry import find_family
 from strata.models.sources import Sources
@@ -43,7 +45,6 @@ from strata.window.layer import window_buffers
 from strata.window.run import MAX_WINDOW_TOKENS
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-KV_DTYPES = {"f32": torch.float32, "f16": torch.float16, "f64": torch.float64}
 INTERPRETER_BYTES = 320 << 20
 """Python, torch and the tokenizer, before any weight: measured 250 to 310 MiB resident on Linux,
 x86-64."""
@@ -120,6 +121,7 @@ def memory_plan(plan: CheckpointPlan, settings: Settings, probes: Probes) -> Mem
         Line(fast, f"window buffers (up to {settings.spec} tokens)", _windows(network, settings)),
         Line(fast, f"prompt buffers (chunks of {chunk} tokens)", _chunk(network, settings, chunk)),
         *((Line(fast, "graphs and compiled kernels", RESERVE_BYTES),) if on_gpu else ()),
+        *_decoded(network, settings),
     )
     limits = {"ram": smallest(_limits(settings, probes))}
     room = 0
@@ -165,6 +167,15 @@ def expert_lines(shapes: Sequence[Entry], settings: Settings, room: int = 0) -> 
         Line(fast, "experts on their way (prompts)", staging),
         Line("ram", f"loading ({settings.workers} threads)", loading),
     )
+
+
+def _decoded(network: Network, settings: Settings) -> tuple[Line, ...]:
+    """Codes that the CPU decodes, a layer at a time; a GPU decodes in its registers."""
+    layers = [m.decoded_bytes for m in network.mixers if isinstance(m, Attention)]
+    most = max(layers, default=0) * settings.context
+    if not most or settings.device == "cuda":
+        return ()
+    return (Line("ram", "keys and values of a layer, decoded", most),)
 
 
 def _limits(settings: Settings, probes: Probes) -> list[Limit]:

@@ -6,7 +6,7 @@ the fields of AttentionSpec.
 
 Keys and values are positional state: entry p is written by the window that holds token p, and a
 window reads only up to its own last token, so what a rejected token left is overwritten before it
-is read.
+is read. They may be codes of 8 or 4 bits (models/kv).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from strata.kernels.ops import Ops
 from strata.memory.frame import BufferSpec, Frame
 from strata.memory.state import SequenceState, StateSpec
+from strata.models.kv import KvCache, float_dtype
 from strata.models.parts import Part
 from strata.models.qsa import Indexer
 from strata.models.roles import Roles, matrix, vector
@@ -43,7 +44,8 @@ class Attention:
     ) -> None:
         self.layer = layer
         self.spec = spec
-        self._eps, self._ops, self._kv_dtype = norm_eps, ops, kv_dtype
+        self._eps, self._ops = norm_eps, ops
+        self._kv = KvCache(layer, spec.n_kv_heads, spec.head_dim, kv_dtype)
         n_q, n_kv, dim = spec.n_heads, spec.n_kv_heads, spec.head_dim
         rows = {
             "q": n_q * dim * (2 if spec.gate else 1),
@@ -60,8 +62,9 @@ class Attention:
         self._sinks = vector(weights, "attn.sinks", (n_q,), ops.dtype) if spec.sinks else None
         self._indexer: Indexer | None = None
         if spec.indexer is not None:
+            dtype = float_dtype(kv_dtype)
             self._indexer = Indexer(
-                layer, spec.indexer, spec.rotary, d_model, norm_eps, weights, ops, kv_dtype
+                layer, spec.indexer, spec.rotary, d_model, norm_eps, weights, ops, dtype
             )
 
     def buffers(self) -> Mapping[str, BufferSpec]:
@@ -79,8 +82,12 @@ class Attention:
 
     def state(self) -> Mapping[str, StateSpec]:
         """Keys (normed, rotated) and values by position, plus the indexer's."""
-        kv = StateSpec("positional", (self.spec.n_kv_heads, self.spec.head_dim), self._kv_dtype)
-        return {"k": kv, "v": kv} | dict(self._indexer.state() if self._indexer else {})
+        return self._kv.state() | dict(self._indexer.state() if self._indexer else {})
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Of one position, while attention reads an encoded cache; 0 for floats."""
+        return self._kv.decoded_bytes
 
     def parts(self) -> tuple[Part, ...]:
         """Project, append, (index, select,) attend, project back."""
@@ -91,11 +98,11 @@ class Attention:
             Part(
                 "rope_append",
                 ("attn_q", "attn_k", "attn_v"),
-                ("attn_q", "k", "v"),
+                ("attn_q", *self._kv.names),
                 self._rope_append,
             ),
             *(self._indexer.parts() if self._indexer else ()),
-            Part("attention", ("attn_q", "k", "v", *blocks), ("attn_out",), self._attention),
+            Part("attention", ("attn_q", *self._kv.names, *blocks), ("attn_out",), self._attention),
             Part("out_proj", ("attn_out", *gate), ("mixer_out",), self._out_proj),
         )
 
@@ -113,9 +120,7 @@ class Attention:
         n, spec = x_nD.shape[0], self.spec
         k, v = (x_nD.new_empty(n, spec.n_kv_heads, spec.head_dim) for _ in range(2))
         self._products(x_nD, {"k": k, "v": v})
-        cache = state.tensor(self.layer, "k")[start : start + n]
-        self._ops.head_rotary(k, self._norm.get("k"), self._eps, start, spec.rotary, cache)
-        state.tensor(self.layer, "v")[start : start + n].copy_(v)
+        self._append(state, start, k, v)
         if self._indexer is not None:
             self._indexer.rewrite(state, start, x_nD)
 
@@ -139,12 +144,23 @@ class Attention:
             frame["attn_gate"].copy_(q[:, :, 1])
 
     def _rope_append(self, frame: Frame) -> None:
-        rotary, eps, turn = self.spec.rotary, self._eps, self._ops.head_rotary
-        start, end = frame.start, frame.start + frame.T
-        q, k_cache = frame["attn_q"], frame.state.tensor(self.layer, "k")[start:end]
-        turn(q, self._norm.get("q"), eps, start, rotary, q)
-        turn(frame["attn_k"], self._norm.get("k"), eps, start, rotary, k_cache)
-        frame.state.tensor(self.layer, "v")[start:end].copy_(frame["attn_v"])
+        start, q = frame.start, frame["attn_q"]
+        self._ops.head_rotary(q, self._norm.get("q"), self._eps, start, self.spec.rotary, q)
+        self._append(frame.state, start, frame["attn_k"], frame["attn_v"])
+
+    def _append(
+        self, state: SequenceState, start: int, k_TGd: torch.Tensor, v_TGd: torch.Tensor
+    ) -> None:
+        """Keys as the projection left them, and values, into the cache."""
+        if self._kv.encoded:
+            turned = torch.empty_like(k_TGd)
+        else:
+            turned = state.tensor(self.layer, "k")[start : start + len(k_TGd)]
+        norm = self._norm.get("k")
+        self._ops.head_rotary(k_TGd, norm, self._eps, start, self.spec.rotary, turned)
+        if self._kv.encoded:
+            self._kv.write(state, "k", start, turned)
+        self._kv.write(state, "v", start, v_TGd)
 
     def _attention(self, frame: Frame) -> None:
         end = frame.start + frame.T
@@ -158,11 +174,13 @@ class Attention:
         """Tokens first .. last - 1 of the window."""
         spec, end = self.spec, frame.start + last
         mask = self._indexer.mask(frame, first, last) if self._indexer else None
+        start = frame.start + first
+        k, v, start, mask = self._kv.seen(frame.state, start, end, spec.window_tokens, mask)
         self._ops.attention(
             frame["attn_q"][first:last],
-            frame.state.tensor(self.layer, "k")[:end],
-            frame.state.tensor(self.layer, "v")[:end],
-            frame.start + first,
+            k,
+            v,
+            start,
             spec.scale,
             spec.window_tokens,
             self._sinks,

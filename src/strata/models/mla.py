@@ -22,6 +22,7 @@ from strata.formats.weight_types import TYPES
 from strata.kernels.ops import Ops
 from strata.memory.frame import BufferSpec, Frame
 from strata.memory.state import SequenceState, StateSpec
+from strata.models.kv import require_floats
 from strata.models.parts import Part
 from strata.models.roles import Roles, matrix, vector
 from strata.models.spec import MlaSpec
@@ -50,6 +51,7 @@ class Mla:
     ) -> None:
         self.layer = layer
         self.spec = spec
+        require_floats(kv_dtype, "latent attention")
         self._eps, self._ops, self._kv_dtype = norm_eps, ops, kv_dtype
         n_heads, rank = spec.n_heads, spec.q_lora_rank
         q_rows, kv_rows = (

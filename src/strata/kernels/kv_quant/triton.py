@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from strata.kernels.kv_quant.ref import bits_of
-from strata.kernels.triton_common import rint
+from strata.kernels.triton_common import INTERPRET, rint
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,22 @@ def kv_args(
 
 
 @triton.jit
+def _as_loaded(x):
+    """x f16, whose origin the compiler cannot see.
+
+    Triton 3.6 deals a product's operands to threads by the width of the loads behind them. That of
+    4-bit codes (and of codes in general, in another order of sums) needs more columns than a chunk
+    may have: the product then counts some twice.
+    """
+    if INTERPRET:
+        return x
+    else:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float16, is_pure=False, pack=2
+        )
+
+
+@triton.jit
 def load_vectors(
     cache, scale, vector, offset, ok, D: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -71,7 +87,7 @@ def load_vectors(
         at = scale + vector[:, None] * (D // GROUP) + g
         s = tl.load(at, mask=ok[:, None] & (g < D // GROUP), other=0.0).to(tl.float32)
         wide = tl.reshape(tl.broadcast_to(s[:, :, None], (N, GROUPS, GROUP)), (N, BLOCK))
-        return tl.where(ok_d, code * wide, 0.0).to(tl.float16)
+        return _as_loaded(tl.where(ok_d, code * wide, 0.0).to(tl.float16))
 
 
 @triton.jit

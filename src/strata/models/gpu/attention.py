@@ -12,13 +12,15 @@ from triton import next_power_of_2
 
 from strata.kernels.attention.triton import Scratch, Selection, attention
 from strata.kernels.attention.triton_append import HeadInput, IndexerInput, append
+from strata.kernels.kv_quant.triton import KvScales
 from strata.kernels.qsa.triton import select_blocks
 from strata.kernels.rotary.triton import rotary_table
 from strata.memory.frame import BufferSpec, Frame
-from strata.memory.state import StateSpec
+from strata.memory.state import SequenceState, StateSpec
 from strata.models.gpu.frame import GpuFrame
 from strata.models.gpu.roles import GpuRoles
 from strata.models.gpu.rows import Rows, products, row_specs, rows_of
+from strata.models.kv import KvCache, float_dtype
 from strata.models.parts import Part
 from strata.models.ring import ring_spec
 from strata.models.spec import AttentionSpec
@@ -42,7 +44,8 @@ class GpuAttention:
         device: torch.device,
     ) -> None:
         self.layer, self.spec = layer, spec
-        self.eps, self._kv_dtype = norm_eps, kv_dtype
+        self.eps = norm_eps
+        self._kv = KvCache(layer, spec.n_kv_heads, spec.head_dim, kv_dtype)
         self.inputs = [roles.matrix(f"attn.{p}") for p in "qkv"]
         self.output = roles.matrix("attn.o")
         self.biases = [roles.vector(f"attn.{p}_bias") if spec.bias else None for p in "qkv"]
@@ -90,19 +93,24 @@ class GpuAttention:
 
     def state(self) -> Mapping[str, StateSpec]:
         """Keys (normed, rotated) and values by position, plus the indexer's."""
-        spec = self.spec
-        kv = StateSpec("positional", (spec.n_kv_heads, spec.head_dim), self._kv_dtype)
-        found = {"k": kv, "v": kv}
+        found = self._kv.state()
         if self._index is not None:
             r, dim = self._index.block_tokens, self._index.head_dim
             found["index_ring"] = ring_spec(r - 1, dim, torch.float32)
-            found["block_keys"] = StateSpec("positional", (dim,), self._kv_dtype, stride_tokens=r)
+            dtype = float_dtype(self._kv.dtype)
+            found["block_keys"] = StateSpec("positional", (dim,), dtype, stride_tokens=r)
         return found
+
+    def scales(self, state: SequenceState) -> KvScales | None:
+        """Of codes; None where the caches hold floats."""
+        if not self._kv.encoded:
+            return None
+        return KvScales(*(state.tensor(self.layer, name) for name in self._kv.names[2:]))
 
     def parts(self) -> tuple[Part, ...]:
         """The steps in order."""
         made = ["attn_qg", "attn_k", "attn_v"]
-        kept = ["k", "v"]
+        kept = list(self._kv.names)
         out = ["attn_q"]
         select: tuple[Part, ...] = ()
         if self._index is not None:
@@ -111,7 +119,8 @@ class GpuAttention:
             out += ["index_q"]
             reads = ("index_q", "block_keys")
             select = (Part("select", reads, ("index_scores", "index_blocks"), self._select),)
-        reads = ("attn_q", "attn_qg", "k", "v", *(("index_blocks",) if select else ()))
+        blocks = ("index_blocks",) if select else ()
+        reads = ("attn_q", "attn_qg", *self._kv.names, *blocks)
         ring = ("index_ring",) if select else ()
         return (
             Part("qkv", ("x",), tuple(made), self._project),
@@ -124,7 +133,7 @@ class GpuAttention:
     def rewrites(self) -> tuple[str, ...]:
         """What ``rewrite`` writes."""
         index = ("index_k", "index_q", "index_ring", "block_keys") if self._index else ()
-        return ("attn_k", "attn_v", "attn_q", "k", "v", *index)
+        return ("attn_k", "attn_v", "attn_q", *self._kv.names, *index)
 
     def rewrite(self, frame: Frame, rows: Rows) -> None:
         """Keys, values and index keys again, from other rows; the queries beside them are old and
@@ -171,6 +180,7 @@ class GpuAttention:
             self.eps,
             self.rotary,
             indexer,
+            self.scales(state),
         )
 
     def _select(self, frame: Frame) -> None:
@@ -205,6 +215,7 @@ class GpuAttention:
             selection=selection,
             gate=gate,
             quantized=out.q if spec.head_dim % 32 == 0 else None,
+            scales=self.scales(frame.state),
         )
 
     def _back(self, frame: Frame) -> None:

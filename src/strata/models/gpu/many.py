@@ -140,7 +140,7 @@ def attend(mixer: GpuAttention, x_ND: torch.Tensor, chunk: Chunk) -> torch.Tenso
         attention(
             q[piece], state.tensor(layer, "k"), state.tensor(layer, "v"), chunk.pos_N[piece],
             spec.scale, scratch, out[piece], window_tokens=spec.window_tokens,
-            sinks_H=mixer.sinks, selection=selection, gate=gate,
+            sinks_H=mixer.sinks, selection=selection, gate=gate, scales=mixer.scales(state),
         )  # fmt: skip
     return product(out.view(n, -1), mixer.output)[0]
 
@@ -177,6 +177,7 @@ def _append(
         mixer.eps,
         mixer.rotary,
         indexer,
+        mixer.scales(state),
     )
 
 
