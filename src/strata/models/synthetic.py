@@ -46,6 +46,20 @@ def is_synthetic(path: str | Path) -> bool:
     return str(path).startswith(PREFIX)
 
 
+def cut_down(path: str | Path) -> str:
+    """What a synthetic model lacks of the published one: "12 of 48 layers"; "" when it is whole,
+    and for files."""
+    if not is_synthetic(path):
+        return ""
+    name = parse_name(str(path))
+    pairs = (
+        (name.sizes.layers, name.shape.sizes.layers, "layers"),
+        (name.sizes.experts, name.shape.sizes.experts, "experts"),
+        (name.sizes.vocab, name.shape.sizes.vocab, "words"),
+    )
+    return ", ".join(f"{n} of {of} {what}" for n, of, what in pairs if n < of)
+
+
 def open_model(path: str | Path | Checkpoint) -> Checkpoint:
     """The checkpoint at a path, or the synthetic model of that name; an open one is itself.
     InputError for an unknown name; other errors as for ``open_checkpoint``."""
