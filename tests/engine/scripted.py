@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from strata.engine.window_output import WindowOutput, output_of
+
 V, EOS = 40, 39
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -69,12 +71,14 @@ class ScriptedEngine:
             progress(len(tokens), len(tokens))
         return self.row(self.tokens)
 
-    def run_window(self, tokens: Sequence[int]) -> np.ndarray:
+    def verify(self, tokens: Sequence[int]) -> WindowOutput:
         assert self._window is None, "the window before was not committed"
         assert 0 < len(tokens) <= self.context_tokens - len(self.tokens)
         self._window = list(tokens)
         self.sizes.append(len(tokens))
-        return np.stack([self.row(self.tokens + self._window[: i + 1]) for i in range(len(tokens))])
+        return output_of(
+            [self.row(self.tokens + self._window[: i + 1]) for i in range(len(tokens))]
+        )
 
     def commit(self, n: int) -> None:
         assert self._window is not None and 0 <= n <= len(self._window)

@@ -35,6 +35,7 @@ from strata.engine.constraint import (
 from strata.engine.draft import ScriptedDrafter
 from strata.engine.model import Model
 from strata.engine.session import Session
+from strata.engine.window_output import WindowOutput, output_of
 from strata.formats.detokenize import StreamDecoder
 from strata.serve.text.constraints import check_constraint, constraint_for
 from strata.serve.text.specs import ConstraintSpec
@@ -71,10 +72,10 @@ class Dice:
         self.tokens += tokens
         return self._row(self.tokens)
 
-    def run_window(self, tokens: list[int]) -> np.ndarray:
+    def verify(self, tokens: list[int]) -> WindowOutput:
         self._window = list(tokens)
         rows = [self._row(self.tokens + self._window[: i + 1]) for i in range(len(tokens))]
-        return np.stack(rows)
+        return output_of(rows)
 
     def commit(self, n: int) -> None:
         self.tokens += self._window[:n]

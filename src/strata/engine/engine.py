@@ -19,6 +19,7 @@ from strata.core.errors import EngineError, InputError, NumericsError, SettingEr
 from strata.core.settings import Settings
 from strata.core.types import Place
 from strata.engine.prefill import ReadProgress, read_prompt
+from strata.engine.window_output import WindowOutput
 from strata.experts.adapt import Adapter
 from strata.experts.service import ExpertService
 from strata.formats.tokenizer import Tokenizer
@@ -53,7 +54,7 @@ class Engine:
         self._on_close = on_close
         self._void = False
         self._closed = False
-        self._window_logits: Logits = np.empty((0, 0), np.float32)
+        self._output: WindowOutput | None = None
         self.adapter: Adapter | None = None
         """Exchanges cached experts between windows; None keeps them (``engine/adaptive.py``)."""
 
@@ -125,6 +126,7 @@ class Engine:
         work."""
         self._require_tokens(tokens)
         with self._voiding():
+            self._begin(len(tokens))
             logits = read_prompt(self.runner, tokens, self.settings.prompt_chunk, progress=progress)
             last = _finite_copy(logits, self.length - 1)[0]
             return np.asarray(last)
@@ -144,27 +146,42 @@ class Engine:
             each(start, _finite_copy(rows, start))
 
         with self._voiding():
+            self._begin(len(tokens))
             chunk = self.settings.prompt_chunk
             last = read_prompt(self.runner, tokens, chunk, progress=progress, each=checked)
             return np.asarray(_finite_copy(last, self.length - 1)[0])
 
     def run_window(self, tokens: Sequence[int]) -> Logits:
-        """Logits float32 [T, V] of a verify window of 1..8 tokens; nothing is committed yet.
+        """Logits float32 [T, V] of a verify window of 1..8 tokens, a copy; nothing is committed
+        yet.
 
         A row may hold NaN, because a wrong draft must not end a text that never takes it;
         ``commit`` refuses such rows."""
+        return self.verify(tokens).logits()
+
+    def verify(self, tokens: Sequence[int]) -> WindowOutput:
+        """As ``run_window``, but logits are brought here only when they are asked for, and only
+        until the engine runs again."""
         self._require_tokens(tokens)
+        runner = self.runner
         with self._voiding():
-            logits = self.runner.run(self.runner.window(len(tokens)), tokens)
-            self._window_logits = logits.to(torch.float32).numpy().copy()
-            return self._window_logits
+            recorded = runner.window(len(tokens))
+            self._begin(len(tokens))
+            logits = runner.run(recorded, tokens)
+
+        def bring() -> Logits:
+            return np.asarray(runner.on_host(logits).to(torch.float32).numpy())
+
+        self._output = WindowOutput(len(tokens), bring, runner.choice)
+        return self._output
 
     def commit(self, n: int) -> None:
         """Keep the first n tokens (0..T) of the window just run. NumericsError when their logits
         are not finite."""
         self._require_open()
         with self._voiding():
-            _require_finite(self._window_logits[: max(n, 0)], self.length)
+            if self._output is not None:
+                self._output.require_finite(n, self.length)
             self.runner.commit(n)
         if self.adapter is not None:
             self.adapter.after_window(self.service)
@@ -204,6 +221,7 @@ class Engine:
         self.state.require_room(len(token_ids))
         if through == "prompt":
             with self._voiding():
+                self._begin(len(token_ids))
                 chunk = self.settings.prompt_chunk
                 logits = read_prompt(self.runner, token_ids, chunk, all_logits=True)
                 return _finite_copy(logits, 0)
@@ -241,6 +259,14 @@ class Engine:
                     self.adapter.close()
             finally:
                 self._on_close()
+
+    def _begin(self, n_tokens: int) -> None:
+        """So many tokens are about to run: logits of the window before end with it.
+        ContextLengthError first."""
+        self.state.require_room(n_tokens)
+        if self._output is not None:
+            self._output.end()
+            self._output = None
 
     def _require_open(self) -> None:
         if self._closed:

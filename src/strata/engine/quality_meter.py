@@ -27,6 +27,7 @@ from strata.core.settings import Settings
 from strata.engine.engine import Engine
 from strata.engine.prefill import cuts
 from strata.engine.session import EngineLike, Logits
+from strata.engine.window_output import WindowOutput
 from strata.memory.state import SequenceState
 from strata.window.run import PLAIN, WindowRunner
 
@@ -87,7 +88,7 @@ class QualityMeter:
         self._reread = reread
         self._n_windows = 0
         self._exact: Logits | None = None
-        self._rows: Logits | None = None
+        self._rows: WindowOutput | None = None
         self._answer: _Answer | None = None
         self._work: Iterator[None] | None = None
         self.conditional = Divergences()
@@ -102,7 +103,7 @@ class QualityMeter:
     def _lossy(self) -> bool:
         return self._engine.mode != "exact"
 
-    def run_window(self, inner: EngineLike, tokens: Sequence[int]) -> Logits:
+    def verify(self, inner: EngineLike, tokens: Sequence[int]) -> WindowOutput:
         """The engine's window; with an exact one before it when it is this window's turn."""
         self._exact = None
         if self._lossy and self._every:
@@ -112,18 +113,18 @@ class QualityMeter:
                 self.rerun_s += time.perf_counter() - began
                 self.n_metered += 1
             self._n_windows += 1
-        self._rows = inner.run_window(tokens)
+        self._rows = inner.verify(tokens)
         return self._rows
 
     def committed(self, n: int) -> None:
         """The first n tokens of the window were kept: compare and keep their rows."""
         began = time.perf_counter()
-        rows = self._rows
-        if rows is not None and self._exact is not None:
-            for exact_V, lossy_V in zip(self._exact[:n], rows[:n], strict=True):
-                self.conditional.add(exact_V, lossy_V)
-        if rows is not None and self._reread and self._lossy:
-            self._keep(rows[:n])
+        output = self._rows
+        if output is not None and self._exact is not None:
+            for t, exact_V in enumerate(self._exact[:n]):
+                self.conditional.add(exact_V, output.row(t))
+        if output is not None and self._reread and self._lossy:
+            self._keep(output.logits()[:n])
         self._exact = self._rows = None
         self.own_s += time.perf_counter() - began
 
@@ -229,9 +230,13 @@ class MeteredEngine:
         self._meter.begin()
         return self._inner.read_prompt(*args, **more)
 
+    def verify(self, tokens: Sequence[int]) -> WindowOutput:
+        """As the engine."""
+        return self._meter.verify(self._inner, tokens)
+
     def run_window(self, tokens: Sequence[int]) -> Logits:
         """As the engine."""
-        return self._meter.run_window(self._inner, tokens)
+        return self.verify(tokens).logits()
 
     def commit(self, n: int) -> None:
         """As the engine."""

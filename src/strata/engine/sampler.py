@@ -70,6 +70,8 @@ class Sampler:
         self.greedy = settings.temperature == 0
         random = settings.seed == SETTINGS["seed"].auto
         self.seed = secrets.randbits(64) if random else settings.seed
+        self.takes_highest = self.greedy and constraint is None and not self.processors
+        """A pick is the highest logit: whoever knows that one need not read the others."""
 
     def plan(self, drafts: list[int]) -> list[int]:
         """The drafts that can be picked; a constraint works on their masks while they run."""

@@ -25,6 +25,7 @@ from strata.engine.events import Report, Reuse
 from strata.engine.last_only import LastOnly, Memory
 from strata.engine.sampler import Constraint, History, Sampler
 from strata.engine.stop import StopScanner
+from strata.engine.window_output import WindowOutput, output_of
 
 Logits = npt.NDArray[np.float32]
 
@@ -75,8 +76,8 @@ class EngineLike(Protocol):
         """A new sequence of these tokens, telling the logits after each; [V] after the last."""
         ...
 
-    def run_window(self, tokens: Sequence[int]) -> Logits:
-        """Logits [T, V] after each token; commits nothing."""
+    def verify(self, tokens: Sequence[int]) -> WindowOutput:
+        """What comes after each token of a window; commits nothing."""
         ...
 
     def commit(self, n: int) -> None:
@@ -123,6 +124,8 @@ class Session:
         self.window = window
         self.observer = observer
         self._answer: Answer | None = None
+        self._last: tuple[WindowOutput, int] | None = None
+        """(window, row) of the last committed token, while its logits need not have been read."""
 
     def end(self) -> None:
         """End the answer in progress, if any; what was delivered stays in the state."""
@@ -138,6 +141,7 @@ class Session:
     def void(self, error: BaseException | None = None) -> None:
         """After a failure: the state is not to be trusted, drop it; only after a cancelled one is
         what stood before the prompt still good."""
+        self._last = None
         if isinstance(error, RequestCancelled) and self.memory.rewind():
             return
         with contextlib.suppress(EngineError):  # a closed engine has nothing to drop
@@ -206,12 +210,20 @@ class Session:
         self.drafter.begin(prompt)
         return row, reuse
 
-    def keep(self, rows_TV: Logits, n: int) -> None:
+    def keep(self, output: WindowOutput, n: int) -> None:
         """Commit the first n tokens of the window just run."""
         self.memory.wrote_window(exact=self.engine.mode == "exact")
         self.engine.commit(n)
         if n:
-            self.memory.set_row(rows_TV[n - 1])
+            self.memory.set_row(None)
+            self._last = output, n - 1
+
+    def settle(self) -> None:
+        """No window follows: the memory gets the logits after the last token."""
+        last, self._last = self._last, None
+        if last is not None:
+            with contextlib.suppress(EngineError):  # others have run the engine meanwhile
+                self.memory.set_row(last[0].row(last[1]).copy())
 
 
 class Answer:
@@ -267,20 +279,21 @@ class Answer:
             row, report.reuse = session.feed(self._tokens, self._progress)
             report.prompt_s = time.perf_counter() - self._clock
             self._clock = time.perf_counter()
-            event = self._deliver(row)
+            event = self._deliver(output_of([row]), 0)
             report.drafts.from_prompt = 1
             yield from self._hand_out(event)
             pending: int | None = event.token
             while not report.finish and pending is not None:
                 pending = yield from self._window([pending, *self._drafts()])
             if report.finish == "length" and pending is not None and self._room() > 0:
-                session.keep(session.engine.run_window([pending]), 1)
+                session.keep(session.engine.verify([pending]), 1)
         except GeneratorExit:
             raise
         except BaseException as error:
             session.void(error)
             raise
         finally:
+            session.settle()
             back()
 
     def _window(self, window: list[int]) -> Generator[TokenEvent, None, int | None]:
@@ -288,14 +301,14 @@ class Answer:
         what was handed out. Returns the last pick, or None when it is committed already."""
         session, counts = self._session, self.report.drafts
         start, drafts = len(self._tokens) - 1, window[1:]
-        rows_TV = session.engine.run_window(window)
+        output = session.engine.verify(window)
         counts.offer(len(drafts))
         n_kept, agrees = 1, True
         try:
-            for place, row in enumerate(rows_TV):
-                event = self._deliver(row)
+            for place in range(len(window)):
+                event = self._deliver(output, place)
                 if session.observer is not None:
-                    session.observer(start + place, row, event.token)
+                    session.observer(start + place, output.row(place), event.token)
                 agrees = place < len(drafts) and event.token == drafts[place]
                 if agrees:
                     counts.accept(place)
@@ -305,9 +318,9 @@ class Answer:
                 if event.finish or not agrees:
                     break
         except GeneratorExit:
-            session.keep(rows_TV, n_kept)
+            session.keep(output, n_kept)
             raise
-        session.keep(rows_TV, n_kept)
+        session.keep(output, n_kept)
         return None if agrees else self._tokens[-1]
 
     def _room(self) -> int:
@@ -321,11 +334,16 @@ class Answer:
         drafts = list(self._session.drafter.propose(n)[:n]) if n > 0 else []
         return self._sampler.plan(drafts)
 
-    def _deliver(self, row: Logits) -> TokenEvent:
-        """Pick the next token and make its event."""
-        token = self._sampler.pick(row, History(self._tokens, self._n_prompt))
+    def _deliver(self, output: WindowOutput, place: int) -> TokenEvent:
+        """Pick the token after one of a window's and make its event. Logits are read only when the
+        pick, or who is told of it, needs them."""
+        best = output.greedy(place) if self._sampler.takes_highest else None
+        if best is None:  # also where some logit is not finite: the sampler says which
+            row = output.row(place)
+            best = self._sampler.pick(row, History(self._tokens, self._n_prompt))
+        token = best
         if self._picked is not None:
-            self._picked(row, token)
+            self._picked(output.row(place), token)
         self._tokens.append(token)
         drafter, counts = self._session.drafter, self.report.drafts
         drafter.extend([token])

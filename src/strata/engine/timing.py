@@ -15,6 +15,7 @@ from strata.core.types import Place
 from strata.engine.draft import Drafter
 from strata.engine.engine import Engine
 from strata.engine.session import EngineLike, Logits
+from strata.engine.window_output import WindowOutput
 from strata.window.run import WindowRunner
 from strata.window.stamps import WAITS, EventClock, HostClock, StepTimes
 
@@ -151,11 +152,11 @@ class TimedEngine:
         """Commit the tokens; logits after the last."""
         return self._engine.read_prompt(tokens, progress)
 
-    def run_window(self, tokens: Sequence[int]) -> Logits:
-        """Logits after each token."""
+    def verify(self, tokens: Sequence[int]) -> WindowOutput:
+        """What comes after each token."""
         before = _rows_by_place(self._engine)
         start = time.perf_counter()
-        rows = self._engine.run_window(tokens)
+        output = self._engine.verify(tokens)
         self._spent.run_s += time.perf_counter() - start
         if self._replayed is not None:
             self._replayed.ended(len(tokens))
@@ -163,7 +164,7 @@ class TimedEngine:
             self._spent.rows[place] = self._spent.rows.get(place, 0) + n - before.get(place, 0)
         self._spent.windows += 1
         self._spent.tokens += len(tokens)
-        return rows
+        return output
 
     def commit(self, n: int) -> None:
         """Keep the first n tokens."""

@@ -51,8 +51,11 @@ class DeviceCounters:
 
     def add(self, place_LR: npt.NDArray[np.int8]) -> None:
         """Count one window; -1 stands for no row."""
-        for place in range(self.rows.shape[1]):
-            self.rows[:, place] += (place_LR == place).sum(axis=1)
+        n_layers, n_places = self.rows.shape
+        # column 0 takes the -1: one count for all, since this stands between two windows
+        first_L1 = np.arange(1, n_layers * (n_places + 1), n_places + 1)[:, None]
+        counts = np.bincount((first_L1 + place_LR).ravel(), minlength=n_layers * (n_places + 1))
+        self.rows += counts.reshape(n_layers, n_places + 1)[:, 1:]
 
     @property
     def rows_LP(self) -> dict[tuple[int, Place], int]:
@@ -109,6 +112,8 @@ class DeviceService:
         if host_addr_LE is not None:
             self._host_LE.copy_(torch.from_numpy(_table(host_addr_LE, self._host_LE.shape)))
         self._version = -1
+        self._all_resident = -1, False
+        """(version of the tier, answer of ``all_resident`` for it)"""
         self._server: Server | None = None
         self.rules = PlanRules(
             torch.zeros(1, dtype=torch.int32, device=device),
@@ -169,7 +174,11 @@ class DeviceService:
 
     def all_resident(self) -> bool:
         """Whether no window can have rows for the host."""
-        return all((addresses != 0).all() for addresses in self.tier.address_LE)
+        version, resident = self._all_resident
+        if version != self.tier.version:
+            resident = all((addresses != 0).all() for addresses in self.tier.address_LE)
+            self._all_resident = self.tier.version, resident
+        return resident
 
     def plan(
         self, layer: int, n_tokens: int, logits_TE: torch.Tensor, rule: dict[str, object]
@@ -265,7 +274,8 @@ class DeviceService:
             shake.answer(layer, late)
 
     def note(self, expert_LR: npt.NDArray[np.int32], place_LR: npt.NDArray[np.int8]) -> None:
-        """What the window that just ended did, as its buffers say."""
+        """What the window that just ended did, as its buffers say; they stay as they are until the
+        next one runs."""
         self._last = (expert_LR, place_LR)
         self.counters.add(place_LR)
 
@@ -286,7 +296,7 @@ class DeviceService:
     def of(self, layer: int) -> Plan:
         """The plan of a layer in the last window."""
         assert self._last is not None, "no window has run"
-        expert_R, place_R = self._last[0][layer], self._last[1][layer]
+        expert_R, place_R = self._last[0][layer], self._last[1][layer].copy()
         k = self._n_active[layer]
         groups = {}
         for place in np.unique(place_R[place_R >= 0]):

@@ -31,6 +31,7 @@ from strata.core.errors import EngineError
 from strata.core.settings import Settings
 from strata.engine.draft import NoDrafter, ScriptedDrafter
 from strata.engine.session import Session
+from strata.engine.window_output import WindowOutput, output_of
 from strata.serve.answering import MarkedDecoder, answer
 from strata.serve.engine_loop import Control, EngineLoop
 from strata.serve.messages import Generate, Load
@@ -101,7 +102,7 @@ class ScriptedEngine:
         self.tokens = list(tokens)
         return self._row(0)
 
-    def run_window(self, tokens: Sequence[int]) -> Logits:
+    def verify(self, tokens: Sequence[int]) -> WindowOutput:
         """Rows after each token."""
         written = len(self.tokens) - len(self._prompt) + 1
         self._fault(written)
@@ -110,7 +111,7 @@ class ScriptedEngine:
         if self.control is not None:
             self.control.pulse()
         self._window = list(tokens)
-        return np.stack([self._row(written + i) for i in range(len(tokens))])
+        return output_of([self._row(written + i) for i in range(len(tokens))])
 
     def commit(self, n: int) -> None:
         """Keep the first n."""

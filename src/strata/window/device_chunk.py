@@ -90,6 +90,7 @@ class ChunkReader:
             frame["ids"].copy_(ids[span])
             recorded.embed()
             residual[span].copy_(frame["residual"])
+        self._state.settle()
         which = self._state.which.clone()
         for layer, launch in enumerate(recorded.layers):
             self._stream.enter(layer)

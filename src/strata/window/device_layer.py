@@ -28,7 +28,7 @@ from strata.window.build import ProgramBuilder
 from strata.window.fuse import Fusion
 from strata.window.program import Program, Wait, nothing
 
-KEPT = ("logits", "ids", "ngram_rows", "expert", "place")
+KEPT = ("logits", "choice", "ids", "ngram_rows", "expert", "place")
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class _Builder:
         last = net.spec.n_layers
         steps.step("head_read", last, ("residual",), ("head_x",), lambda: residual.head(frame))
         steps.part(last, net.head_part())
+        steps.part(last, net.choose_part())
         return DeviceProgram(steps.program(), self._fusions)
 
     def _mixer_half(self, layer: int) -> None:

@@ -18,15 +18,16 @@ from strata.core.settings import Settings
 from strata.core.types import Place
 from strata.experts.device_service import DeviceService
 from strata.experts.share_control import ShareControl
-from strata.kernels.gdn.triton import flip
 from strata.kernels.words.triton import ring, wait
 from strata.memory.handshake import DEVICE_LIMIT_NS, ERROR, RING, ROWS, ROWS_LATE
 from strata.models.gpu.frame import DeviceState, GpuFrame
 from strata.models.gpu.gdn import GpuGdn
 from strata.models.gpu.network import GpuNetwork
+from strata.window.choice import Choice
 from strata.window.device_chunk import PromptReader
 from strata.window.device_layer import DeviceProgram, Meeting, device_program
 from strata.window.device_record import Launch, graph, stream_trouble
+from strata.window.device_staged import Staged
 from strata.window.fuse import fuse
 from strata.window.program import Program, check
 from strata.window.record import eager
@@ -56,30 +57,16 @@ PLAIN = DeviceVariant()
 
 
 @dataclass(frozen=True)
-class Staged:
-    """Host memory that a window's first and last nodes copy from and to; pinned on a GPU."""
-
-    ids: torch.Tensor
-    pos: torch.Tensor
-    accepted: torch.Tensor
-    logits: torch.Tensor
-    expert_LR: torch.Tensor
-    place_LR: torch.Tensor
-    ngram_rows: torch.Tensor | None
-
-
-@dataclass(frozen=True)
 class DeviceWindow:
-    """A window size ready to run. finish: advances the state by frame.n_accepted, 0 < n < T;
-    flip: by all T."""
+    """A window size ready to run. finish: writes the recurrent state after frame.n_accepted tokens,
+    0 < n < T; None where there is none. That after all T is written by the window itself."""
 
     variant: DeviceVariant
     frame: GpuFrame
     program: Program
     staged: Staged
     run: Launch
-    finish: Launch
-    flip: Launch
+    finish: Launch | None
     host: bool
 
 
@@ -118,7 +105,11 @@ class DeviceRunner:
         self._pending: DeviceWindow | None = None
         self._chunk: int | None = None
         """Tokens of the chunk just run, which are committed already."""
-        self._one = torch.ones(1, dtype=torch.int32, device=network.device)
+        self.choice: Choice | None = None
+        """Of the window just run."""
+        self._on_host: torch.Tensor | None = None
+        self._idle = False
+        """Nothing on the stream touches the handshake's words: the last window ended well."""
 
     def window(self, n_tokens: int) -> DeviceWindow:
         """The program for windows of n_tokens (1..8), made at first use and kept."""
@@ -138,17 +129,30 @@ class DeviceRunner:
         return Chunk(n_tokens, n_head)
 
     def run(self, recorded: DeviceWindow | Chunk, tokens: Sequence[int]) -> torch.Tensor:
-        """Logits f32 [n_head, V] on the host. A window's state is not advanced yet; a chunk's is.
+        """Logits f32: of a chunk [n_head, V] on the host, and its state is advanced; of a window
+        [T, V] where they were made (see ``on_host``), until the next run, and it is not yet.
 
         ContextLengthError first.
         """
         self.state.require_room(len(tokens))
         if isinstance(recorded, Chunk):
             return self._run_chunk(recorded, tokens)
-        self._pending = self._chunk = None
+        self._pending = self._chunk = self.choice = None
         self._run_window(recorded, tokens)
-        self._pending = recorded
-        return recorded.staged.logits
+        self._pending, self.choice = recorded, recorded.staged.choice()
+        return recorded.frame["logits"]
+
+    def on_host(self, logits_TV: torch.Tensor) -> torch.Tensor:
+        """What ``run`` gave, in main memory, valid until the next run: one copy of all rows."""
+        if logits_TV.device.type == "cpu":
+            return logits_TV
+        if self._on_host is None:
+            shape = (MAX_WINDOW_TOKENS, self.network.spec.n_vocab)
+            self._on_host = torch.empty(shape, dtype=torch.float32, pin_memory=True)
+        found = self._on_host[: len(logits_TV)]
+        found.copy_(logits_TV, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        return found
 
     def commit(self, n: int) -> None:
         """Keep the first n tokens (0..T) of the window just run."""
@@ -164,13 +168,14 @@ class DeviceRunner:
             raise ValueError(f"commit({n}) of a window of {recorded.frame.T} tokens")
         self._pending = None
         if n:
-            recorded.staged.accepted.fill_(n)
-            (recorded.flip if n == recorded.frame.T else recorded.finish)()
+            if n < recorded.frame.T and recorded.finish is not None:
+                recorded.staged.accepted.fill_(n)
+                recorded.finish()
             self.state.flip_all()
         self.state.tokens.extend(recorded.frame.tokens[:n])
 
     def _run_chunk(self, chunk: Chunk, tokens: Sequence[int]) -> torch.Tensor:
-        self._pending = None
+        self._pending = self.choice = None
         first_wanted = chunk.n_tokens - chunk.n_head
         rows: list[torch.Tensor] = []
         begin = 0
@@ -183,7 +188,8 @@ class DeviceRunner:
             recorded = self._window(len(piece), PLAIN)
             self._run_window(recorded, piece)
             if start + len(piece) > first_wanted:
-                rows.append(recorded.staged.logits[max(0, first_wanted - start) :].clone())
+                wanted = recorded.frame["logits"][max(0, first_wanted - start) :]
+                rows.append(wanted.to("cpu", copy=True))
             self._pending, self._chunk = recorded, None
             self.commit(len(piece))
         self._chunk = chunk.n_tokens
@@ -192,11 +198,7 @@ class DeviceRunner:
     def _run_window(self, recorded: DeviceWindow, tokens: Sequence[int]) -> None:
         staged, frame = recorded.staged, recorded.frame
         frame.start, frame.tokens = self.state.length, tuple(tokens)
-        staged.ids.copy_(torch.tensor(frame.tokens))
-        torch.arange(frame.start, frame.start + frame.T, dtype=torch.int32, out=staged.pos)
-        for rows in self.network.ngram_rows.values():
-            assert staged.ngram_rows is not None
-            staged.ngram_rows.copy_(rows(self.state.tokens, frame.tokens))
+        staged.fill(self.state.front_of_all, frame.start, self.state.tokens, frame.tokens)
         self.service.refresh()
         self._set_rules(recorded.variant)
         share = self.share if recorded.host else None
@@ -207,7 +209,7 @@ class DeviceRunner:
         if share is not None:
             share.after(frame.T, time.perf_counter() - began)
         if self.network.n_active:
-            self.service.note(staged.expert_LR.numpy().copy(), staged.place_LR.numpy().copy())
+            self.service.note(staged.expert_LR, staged.place_LR)
 
     def _set_rules(self, variant: DeviceVariant) -> None:
         """The plan's scalars as the variant wants them; touched only when it changes."""
@@ -225,15 +227,19 @@ class DeviceRunner:
             shake.start()
             recorded.run()
             return
-        torch.cuda.current_stream().synchronize()
+        if not self._idle:
+            torch.cuda.current_stream().synchronize()
+        self._idle = False
         shake.start()
         was_on = gc.isenabled()
         gc.disable()
         try:
             recorded.run()
             if recorded.host:
+                # its last ring comes from its last launch
                 self.service.serve_window(recorded.frame.T, done, stream_trouble)
-            torch.cuda.current_stream().synchronize()
+            else:
+                torch.cuda.current_stream().synchronize()
         except BaseException:
             shake.release()
             self.service.drain()
@@ -241,6 +247,7 @@ class DeviceRunner:
         finally:
             if was_on:
                 gc.enable()
+        self._idle = True
         shake.require_no_timeout()
 
     def _meeting(self, n_tokens: int) -> Meeting:
@@ -273,75 +280,46 @@ class DeviceRunner:
         check(program)
         steps = eager(program)
 
+        recurrent = [mixer for mixer in network.mixers if isinstance(mixer, GpuGdn)]
+        ring_of_end = None
+        if self._compiled and host:
+            ring_of_end = service.handshake.word_address(RING), network.spec.n_layers + 1
+
         def run() -> None:
-            self._copy_in(frame, staged)
+            staged.take()
             steps()
-            self._copy_out(frame, staged, host)
+            staged.hand(ring_of_end)
 
         def finish() -> None:
             frame.n_accepted.copy_(staged.accepted, non_blocking=True)
-            for mixer in network.mixers:
-                if isinstance(mixer, GpuGdn):
-                    mixer.replay(frame)
-            flip(frame.n_accepted, self.state.which)
+            for mixer in recurrent:
+                mixer.replay(frame)
 
-        def flip_only() -> None:
-            flip(frame.n_tokens, self.state.which)
-
-        launches: tuple[Launch, ...] = (run, finish, flip_only)
+        launches: tuple[Launch, ...] = (run, finish) if recurrent else (run,)
         if self._compiled:
-            launches = self._graphs(launches, staged)
-        ran, finished, flipped = launches
-        return DeviceWindow(variant, frame, program, staged, ran, finished, flipped, host)
+            launches = self._graphs(launches, staged, n_tokens)
+        finished = launches[1] if recurrent else None
+        return DeviceWindow(variant, frame, program, staged, launches[0], finished, host)
 
-    def _graphs(self, launches: Sequence[Launch], staged: Staged) -> tuple[Launch, ...]:
+    def _graphs(
+        self, launches: Sequence[Launch], staged: Staged, n_tokens: int
+    ) -> tuple[Launch, ...]:
         """Graphs of the launches, after a rehearsal whose waits are open and whose results go
-        nowhere: what it writes lies behind the committed length, and two flips are none."""
-        run, finish, flip_only = launches
-        n_tokens, start = len(staged.pos), self.state.length
-        self.state.require_room(n_tokens)
-        torch.arange(start, start + n_tokens, dtype=torch.int32, out=staged.pos)
+        nowhere: what it writes lies behind the committed length, or in the copy of recurrent state
+        that is not the committed one."""
+        state = self.state
+        state.require_room(n_tokens)
+        staged.fill(state.front_of_all, state.length, state.tokens, (0,) * n_tokens)
         self.service.refresh()
         self.service.handshake.start()
         self.service.handshake.release()
-        run()
-        finish()
-        flip_only()
-        flip_only()
+        for launch in launches:
+            launch()
         torch.cuda.synchronize()
         return tuple(graph(launch) for launch in launches)
 
     def _staged(self, frame: GpuFrame) -> Staged:
-        network, made = self.network, None
-        if network.n_active:
-            made = self.service.buffers(frame.T)
-
-        def host(like: torch.Tensor) -> torch.Tensor:
-            return torch.zeros(like.shape, dtype=like.dtype, pin_memory=self._compiled)
-
-        none = torch.zeros((0, 0))
-        return Staged(
-            host(frame["ids"]),
-            host(frame.pos_T),
-            host(frame.n_accepted),
-            host(frame["logits"]),
-            host(made.expert_LR if made else none),
-            host(made.place_LR if made else none),
-            host(frame["ngram_rows"]) if network.ngrams else None,
-        )
-
-    def _copy_in(self, frame: GpuFrame, staged: Staged) -> None:
-        frame["ids"].copy_(staged.ids, non_blocking=True)
-        frame.pos_T.copy_(staged.pos, non_blocking=True)
-        if staged.ngram_rows is not None:
-            frame["ngram_rows"].copy_(staged.ngram_rows, non_blocking=True)
-
-    def _copy_out(self, frame: GpuFrame, staged: Staged, host: bool) -> None:
-        staged.logits.copy_(frame["logits"], non_blocking=True)
-        if self.network.n_active:
-            made = self.service.buffers(frame.T)
-            staged.expert_LR.copy_(made.expert_LR, non_blocking=True)
-            staged.place_LR.copy_(made.place_LR, non_blocking=True)
-        if self._compiled and host:
-            done = self.network.spec.n_layers + 1
-            ring(self.service.handshake.word_address(RING), done, self._one)
+        network = self.network
+        made = self.service.buffers(frame.T) if network.n_active else None
+        gather = next(iter(network.ngram_rows.values()), None)
+        return Staged(frame, made, gather, self._compiled)

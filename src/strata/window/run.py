@@ -18,6 +18,7 @@ from strata.kernels.plan import Rule
 from strata.memory.frame import BufferSpec, Frame
 from strata.memory.state import SequenceState
 from strata.models.network import Network
+from strata.window.choice import Choice
 from strata.window.layer import make_frame, plain_program
 from strata.window.program import Program, check
 from strata.window.record import eager, poisoned
@@ -75,6 +76,8 @@ class WindowRunner:
         self._windows: dict[tuple[str, int], Recorded] = {}
         self._chunks: OrderedDict[tuple[int, int], Recorded] = OrderedDict()
         self._pending: Recorded | None = None
+        self.choice: Choice | None = None
+        """Nothing is found out before somebody reads the logits."""
 
     def window(self, n_tokens: int) -> Recorded:
         """The program for verify windows of n_tokens (1..8), made at first use and kept."""
@@ -114,6 +117,10 @@ class WindowRunner:
             raise
         self._pending = recorded
         return frame["logits"]
+
+    def on_host(self, logits_TV: torch.Tensor) -> torch.Tensor:
+        """What ``run`` gave, in main memory, valid until the next run."""
+        return logits_TV
 
     def commit(self, n: int) -> None:
         """Keep the first n tokens (0..T) of the window just run."""

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
 """Both ends of a window: numbers that the host wrote before it, and those that the host reads after
 it. One launch each, in host memory that the GPU maps, instead of a copy for every tensor.
 """

@@ -15,7 +15,7 @@ from strata.memory.state import SequenceState, StateSpec
 
 class DeviceState(SequenceState):
     """State of one sequence on a device. which: int32 [1], the committed copy of every recurrent
-    tensor, for kernels; it moves with the host's own note of it."""
+    tensor, for kernels; it follows the host's own note of it."""
 
     def __init__(
         self, specs: list[dict[str, StateSpec]], context_tokens: int, device: torch.device
@@ -37,14 +37,21 @@ class DeviceState(SequenceState):
         return self._numbers[self._front[layer, name]]
 
     def settle(self) -> None:
-        """After commits of single layers, all of them as many: let ``which`` follow."""
+        """Let ``which`` follow; after commits of single layers, all of them as many."""
         fronts = set(self._front.values())
         assert len(fronts) <= 1, "layers were committed unevenly"
         for front in fronts:
             self.which.fill_(front)
 
+    @property
+    def front_of_all(self) -> int:
+        """Which copy of every recurrent tensor is committed; windows take it from here, so a
+        commit need not launch anything for it."""
+        return next(iter(self._front.values()), 0)
+
     def flip_all(self) -> None:
-        """The host's half of a commit that flipped ``which`` on the device."""
+        """The other copies are the committed ones. ``which`` follows with the next window, or with
+        ``settle``."""
         for key in self._front:
             self._front[key] = 1 - self._front[key]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from strata.kernels.gpu_weight import GpuWeight
+from strata.kernels.sample.triton import Scratch, choose, n_pieces
 from strata.memory.frame import BufferSpec, Frame
 from strata.memory.state import StateSpec
 from strata.models.gpu.attention import GpuAttention
@@ -56,6 +57,13 @@ class GpuNetwork:
         for part in (*self.mixers, *self.ffns, *self.ngrams.values()):
             found |= part.buffers()
         found["logits"] = BufferSpec((spec.n_vocab,), torch.float32)
+        pieces = n_pieces(spec.n_vocab)
+        found |= {
+            "choice": BufferSpec((2,), torch.int32),
+            "choice_best": BufferSpec((pieces,), torch.int64),
+            "choice_bad": BufferSpec((pieces,), torch.int32),
+            "choice_done": BufferSpec((), torch.int32),
+        }
         if self.n_active:
             found |= {
                 "expert": BufferSpec((), torch.int32, lead="R"),
@@ -95,6 +103,15 @@ class GpuNetwork:
             products((self.final,), rows_of(frame, "head_x"), (frame["logits"],))
 
         return Part("head", ("head_x",), ("logits",), run)
+
+    def choose_part(self) -> Part:
+        """The highest logit of every position, and how many are not finite: int32 [T, 2]."""
+
+        def run(frame: Frame) -> None:
+            scratch = Scratch(frame["choice_best"], frame["choice_bad"], frame["choice_done"])
+            choose(frame["logits"], scratch, frame["choice"])
+
+        return Part("choose", ("logits",), ("choice",), run)
 
 
 def build_gpu_network(
