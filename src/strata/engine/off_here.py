@@ -157,6 +157,9 @@ def _by_another_setting(s: Settings) -> Reasons:
     if s.quality_budget <= 0:
         why = "0, which needs no profile" if s.quality_budget == 0 else "not set"
         yield ("profile_dir",), f"--quality-budget is {why}"
+    if s.checkpoints == 0:
+        why = "--checkpoints is 0, and conversations without one are not kept"
+        yield ("park_gb", "park_dir"), why
 
 
 def _by_device(s: Settings) -> Reasons:
