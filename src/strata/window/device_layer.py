@@ -157,7 +157,8 @@ class _Builder:
             steps.step("host", layer, ("payload",), ("cpu_rows",), stream="host")
         shared = ffn.shared_part()
         if shared is not None:
-            steps.part(layer, shared)
+            # beside the router, the plan and the ring: it needs nothing of theirs
+            steps.part(layer, shared, stream="side")
 
     def _moe_post(self, layer: int, ffn: GpuMoe) -> None:
         frame, service, steps = self._frame, self._service, self._steps

@@ -26,7 +26,7 @@ from strata.models.gpu.network import GpuNetwork
 from strata.window.choice import Choice
 from strata.window.device_chunk import PromptReader
 from strata.window.device_layer import DeviceProgram, Meeting, device_program
-from strata.window.device_record import Launch, graph, stream_trouble
+from strata.window.device_record import Launch, graph, side_by_side, stream_trouble
 from strata.window.device_staged import Staged
 from strata.window.fuse import fuse
 from strata.window.program import Program, check
@@ -278,7 +278,7 @@ class DeviceRunner:
         for change in variant.last:
             program = change(program, frame)
         check(program)
-        steps = eager(program)
+        steps = side_by_side(program) if self._compiled else eager(program)
 
         recurrent = [mixer for mixer in network.mixers if isinstance(mixer, GpuGdn)]
         ring_of_end = None

@@ -24,6 +24,7 @@ from strata.kernels.expert_rows.launch import (
     tune_down,
     tune_gate_up,
 )
+from strata.kernels.fetch_ahead import fetch_rows
 from strata.kernels.float_product import float_product, load_rows
 from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.quantize.ref import Quantized
@@ -239,8 +240,16 @@ def dense_gate_up_kernel(
     SLOTS_X: tl.constexpr, SLOTS_H: tl.constexpr,
 ):  # fmt: skip
     """Program p: rows p * N.rows .. of gate and up for all T tokens; row t of h is token t."""
+    GATE: tl.constexpr = E.gate
+    UP: tl.constexpr = E.up
+    GATE_TILES: tl.constexpr = E.gate_is_tiles
+    UP_TILES: tl.constexpr = E.up_is_tiles
+    ROWS: tl.constexpr = N.rows
+    LANES: tl.constexpr = 32 * N.warps
+    first_row = tl.program_id(0) * ROWS
+    fetch_rows(GATE, GATE_TILES, gate, first_row, ROWS, LANES)
+    fetch_rows(UP, UP_TILES, up, first_row, ROWS, LANES)
     in_turn()
-    first_row = tl.program_id(0) * N.rows
     xs = ()
     qs = ()
     metas = ()

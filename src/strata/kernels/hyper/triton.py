@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.kernels.fetch_ahead import fetch
 from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.pointwise.triton import quantized_args, quantized_slots, sigmoid, silu
 from strata.kernels.quantize.ref import Quantized
@@ -58,8 +59,11 @@ def down_kernel(
     C: tl.constexpr, INJECT: tl.constexpr, ROWS: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
     """Program p: ROWS rows of down [R, N], or (the last programs) of inject [C, N]."""
-    in_turn()
     first = tl.program_id(0) * ROWS
+    SIZE: tl.constexpr = ROWS * N * down.dtype.element_ty.primitive_bitwidth // 8
+    if first < R:
+        fetch(down.to(tl.int64) + tl.program_id(0).to(tl.int64) * SIZE, SIZE, SIZE, 256)
+    in_turn()
     row = first + tl.arange(0, ROWS)
     if INJECT:
         if first >= R:
@@ -152,9 +156,14 @@ def up_mix_kernel(
     COLS: tl.constexpr, RUNS: tl.constexpr, SLOTS: tl.constexpr, QUANTIZE: tl.constexpr,
 ):  # fmt: skip
     """Program p: columns COLS * p and up of every stream."""
-    in_turn()
     ROWS: tl.constexpr = C * COLS
     dtype: tl.constexpr = up.dtype.element_ty
+    ROW: tl.constexpr = R * dtype.primitive_bitwidth // 8
+    for c in tl.static_range(C):
+        own = tl.program_id(0) * COLS
+        n_bytes = tl.minimum(D - own, COLS) * ROW
+        fetch(up.to(tl.int64) + (c * D + own).to(tl.int64) * ROW, n_bytes, COLS * ROW, 256)
+    in_turn()
     r = tl.arange(0, ROWS)
     column = tl.minimum(tl.program_id(0) * COLS + r % COLS, D - 1)
     steps = load_runs(up, ((r // COLS) * D + column)[:, None], R, RUNS)

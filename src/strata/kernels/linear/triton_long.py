@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.kernels.fetch_ahead import fetch_rows
 from strata.kernels.gpu_matrix import TileMatrix, tile_matrix
 from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.linear.launch import MOST_TOKENS
@@ -130,6 +131,7 @@ def long_kernel(
     STAGES: tl.constexpr, NARROW: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Program p: rows p * ROWS and up, for all T tokens. N: factors of a block."""
+    fetch_rows(M, True, base, tl.program_id(0) * ROWS, ROWS, 256)
     in_turn()
     NB: tl.constexpr = M.n_cols // 32
     first_row = tl.program_id(0) * ROWS
