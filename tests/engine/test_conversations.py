@@ -182,6 +182,16 @@ def test_a_file_brings_the_conversation_back(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.conversation"))) == 1  # the longer one replaced the shorter
 
 
+def test_a_file_brings_an_earlier_point_back(tmp_path: Path) -> None:
+    """A prompt that leaves the stored text early goes on from a checkpoint of the file; ``ask``
+    compares the state with a fresh start."""
+    stored(tmp_path)
+    engine = Fed()
+    kept = made(engine, folder=ConversationFolder(tmp_path, engine.state, IDENTITY))
+    reuse = ask(kept, engine, [*range(35), 8, 8, 8], [6])
+    assert 0 < reuse.reused_tokens < 35 and engine.right()
+
+
 def test_every_damaged_byte_is_refused_before_the_engine_sees_it(tmp_path: Path) -> None:
     """Each byte of the header, and a sample of the tensors' bytes; cuts and additions."""
     path, engine = stored(tmp_path)

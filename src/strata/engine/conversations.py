@@ -151,7 +151,9 @@ class Conversations:
         if source is not None and not self._take(source, stays=leaves):
             return self.arrange(prompt, exact_only)  # it was damaged and is gone now
         if best.cut is not None:
-            self._cut(best.cut)
+            n = len(best.cut.tokens)
+            # of a stored sequence the offer was made by its header: the copies came with the rest
+            self._cut(next(s for s in self.live.checkpoints if len(s.tokens) == n))
         elif best.reused == 0:
             self.reset()
         differs = best.shared if best.shared < min(best.length, len(prompt)) else None
