@@ -78,3 +78,24 @@ def test_a_token_alone_has_the_same_bits(triton_device: torch.device) -> None:
         alone = torch.empty(1, 384, device=triton_device)
         add_norm(residual[t : t + 1], weight, EPS, alone)
         assert torch.equal(alone[0], together[t])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the interpreter
+@pytest.mark.parametrize("scale", [1e17, 1e19, 1e30, 1e37])
+def test_squares_beyond_float32(triton_device: torch.device, scale: float) -> None:
+    """C18: squares that overflow must not give zeros; the norm has no units, so the expectation is
+    that of the same row without the scale (and without eps, which is nothing beside it)."""
+    x, weight = rand(0, 3, 40), rand(1, 40)
+    held = (x * scale).to(triton_device)
+    out = torch.full_like(held, float("nan"))
+    rms_norm(held, weight.to(triton_device), EPS, out)
+    torch.testing.assert_close(out.cpu(), rms_norm_ref(x, weight, 0.0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_infinity_stays_visible(triton_device: torch.device) -> None:
+    """C18: a residual that overflowed gives NaN, which the engine refuses, and no finite row."""
+    x = torch.full((1, 40), float("inf"), device=triton_device)
+    out = torch.zeros_like(x)
+    rms_norm(x, torch.ones(40, device=triton_device), EPS, out)
+    assert bool(out.isnan().all())

@@ -36,10 +36,20 @@ class Pending:
     bias_D: torch.Tensor | None = None
 
 
+_OVERFLOWING = tl.constexpr(3e38)
+"""Sums of squares from here on have no float32; they begin at numbers of about 1e17."""
+_SHRINK = tl.constexpr(2.0**-80)
+
+
 @triton.jit
 def inverse_rms(x, N: tl.constexpr, eps):
     """1 / sqrt(mean square + eps) of a vector of N numbers (padding: zeros)."""
-    return tl.div_rn(1.0, tl.sqrt_rn(tl.sum(x * x) / N + eps))
+    total = tl.sum(x * x)
+    inverse = tl.div_rn(1.0, tl.sqrt_rn(total / N + eps))
+    if total > _OVERFLOWING:  # else the result would be 0, and what follows finite and wrong
+        small = x * _SHRINK
+        inverse = tl.div_rn(_SHRINK, tl.sqrt_rn(tl.sum(small * small) / N))
+    return inverse
 
 
 @triton.jit
