@@ -237,3 +237,19 @@ def test_c18a_huge_activations(dtype: torch.dtype, scale: float, tmp_path: Path)
     with load(write_folder(tmp_path, weights, config(TINY))) as model:
         logits = model.logits(PROMPT)
     assert np.abs(logits - expected).max() <= 1e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("scale", [1e19, 1e30, 1e36])
+@pytest.mark.parametrize("through", ["windows", "prompt"])
+def test_c18_a_huge_residual_gives_the_right_logits(
+    tmp_path: Path, scale: float, through: str
+) -> None:
+    """Squares of such numbers have no float32; the reference's float64 holds them."""
+    weights = draw(TINY)
+    name = "model.embed_tokens.weight"
+    weights[name] = weights[name] * scale
+    path = write_folder(tmp_path / "huge", weights, config(TINY))
+    with load(path) as model:
+        found = model.logits(PROMPT, through=through)
+    expected, _ = forward(weights, TINY, PROMPT)
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
