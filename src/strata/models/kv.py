@@ -51,7 +51,7 @@ def require_floats(dtype: torch.dtype, what: str) -> None:
     if is_encoded(dtype):
         raise SettingError(
             f"--kv {_name(dtype)}: {what} keeps one latent row a token for all heads, which is "
-            f"stored as floats only; pass --kv f16"
+            f"stored as floats only; pass --kv f16 or f32"
         )
 
 
