@@ -74,9 +74,12 @@ def near(ours: np.ndarray, theirs: np.ndarray) -> bool:
 def test_a_window_through_the_interpreter_equals_the_cpu_engine() -> None:
     tokens = tokens_of("qwen3_moe", 2)
     engine = on_device(FIXTURES / "qwen3_moe" / "bf16.gguf", "cpu", expert_cache=5)
-    ours = engine.logits(tokens, through="windows", window=2)
+    output = engine.verify(tokens)
+    best = [output.greedy(t) for t in range(2)]
+    ours = output.logits()
     engine.close()
     assert near(ours, on_cpu("qwen3_moe", "bf16", tokens))
+    assert best == ours.argmax(axis=1).tolist()
 
 
 @gpu
@@ -142,6 +145,35 @@ def test_rejected_tokens_leave_nothing(family: str) -> None:
         engine.commit(keep)
     engine.close()
     assert np.array_equal(np.concatenate(out), straight)
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("family, cache", [("qwen4_exp", 3), ("qwen3_next", -1), ("llama", None)])
+def test_the_device_chooses_and_logits_wait_for_whoever_asks(
+    family: str, cache: int | None
+) -> None:
+    """Windows of 1 to 8 tokens, whole and in part kept, with and without a host in them; half of
+    their logits are never read. Expectation: the logits of a straight run."""
+    tokens = tokens_of(family, 40)
+    given = {} if cache is None else {"expert_cache": cache}
+    engine = on_device(FIXTURES / family / "bf16.gguf", "cuda", **given)
+    straight = engine.logits(tokens, through="windows", window=1)
+    engine.reset()
+    for i in range(24):
+        start, size = engine.length, 1 + i % 8
+        window = tokens[start : start + size]
+        if not window:
+            break
+        output = engine.verify(window)
+        best = [output.greedy(t) for t in range(len(window))]
+        assert best == straight[start : start + len(window)].argmax(axis=1).tolist()
+        if i % 2:
+            assert np.array_equal(output.row(0), straight[start])
+            assert np.array_equal(output.logits(), straight[start : start + len(window)])
+        engine.commit(len(window) if i % 3 else (len(window) + 1) // 2)
+    assert i > 8
+    engine.close()
 
 
 @gpu
