@@ -57,7 +57,7 @@ from strata.window.device_run import DeviceRunner
 from strata.window.run import MAX_WINDOW_TOKENS
 
 FIRST_SHARE = 0.25
-SPIN_US = 400
+SPIN_US = 1000
 """Workers wait awake for the next layer's ring."""
 
 

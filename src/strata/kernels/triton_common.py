@@ -2,54 +2,24 @@
 """Arithmetic of the numerics contract as Triton device functions, shared by the GPU kernels.
 
 Knows no weights and no layouts. docs/decisions/001-numerics-contract.md is the law. Every kernel
-that calls these is launched with ``**chained()`` or ``**EXACT``: the compiler must not contract a
-product and a sum.
+that calls these is launched with ``**EXACT``: the compiler must not contract a product and a sum.
 Under the Triton interpreter (no inline assembly there) the same functions take a plain path with
 the same bits.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
-
-import torch
 import triton
 import triton.language as tl
 from triton import knobs
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-from triton.language.target_info import cuda_capability_geq
 
 from strata.kernels.triton_plain import plain_dp4a, plain_fma, plain_prmt
 
 INTERPRET = tl.constexpr(bool(knobs.runtime.interpret))
 """True when kernels run in Triton's interpreter on the CPU."""
 
-EXACT: Mapping[str, bool] = {"enable_fp_fusion": False}
+EXACT = {"enable_fp_fusion": False}
 """Launch arguments of every kernel with exact arithmetic."""
-
-
-@functools.cache
-def chained() -> Mapping[str, bool]:
-    """``EXACT`` for a kernel whose first statement is ``in_turn()``.
-
-    From compute capability 9.0 on its programs are set up while the kernel before it still runs
-    (programmatic dependent launch). Not for a kernel that reads what the host wrote during the
-    window: that one is launched when the wait before it has ended.
-    """
-    if INTERPRET or torch.cuda.get_device_capability() < (9, 0):
-        return EXACT
-    return {**EXACT, "launch_pdl": True}
-
-
-@triton.jit
-def in_turn():
-    """Let the next kernel be set up, then wait until the kernel before this one has ended and its
-    results are visible. Nothing may be read or written before."""
-    if not INTERPRET and cuda_capability_geq(9):
-        gdc_launch_dependents()
-        gdc_wait()
-
 
 SEGMENTS = tl.constexpr(8)
 """Partial sums of a quantized row (contract 3)."""

@@ -25,7 +25,7 @@ from strata.kernels.kv_quant.triton import KvScales, kv_args, load_vectors
 from strata.kernels.pointwise.triton import quantized_args, quantized_slots, sigmoid
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.quantize.triton import store_blocks
-from strata.kernels.triton_common import INTERPRET, chained, in_turn, interpreted_int
+from strata.kernels.triton_common import EXACT, INTERPRET, interpreted_int
 
 _HEADS = tl.constexpr(16)
 """Query heads of a program: the smallest side of a matrix instruction."""
@@ -120,7 +120,6 @@ def partial_kernel(
     V_GROUP: tl.constexpr,
 ):  # fmt: skip
     """K_STRIDE, V_STRIDE: numbers between positions. BUDGET: selected blocks, 0 = no selection."""
-    in_turn()
     M: tl.constexpr = H // G
     PER_GROUP: tl.constexpr = (M + _HEADS - 1) // _HEADS
     t = tl.program_id(0)
@@ -180,7 +179,6 @@ def join_kernel(
     SLOTS: tl.constexpr, QUANTIZE: tl.constexpr,
 ):  # fmt: skip
     """Program (t, h). Runs without a position have maximum -inf and are left out."""
-    in_turn()
     t = tl.program_id(0)
     h = tl.program_id(1)
     s = tl.arange(0, BLOCK_S)
@@ -258,7 +256,7 @@ def attention(
         DV=v_dim,
         BLOCK_D=max(16, triton.next_power_of_2(dim)), BLOCK_V=block_v, BLOCK_N=chunk,
         SPLITS=n_splits, WINDOW=window_tokens or 0, R=block_tokens, BUDGET=budget, **kv,
-        num_warps=4, num_stages=2, **chained(),
+        num_warps=4, num_stages=2, **EXACT,
     )  # fmt: skip
     block_s = triton.next_power_of_2(n_splits)
     join_kernel[(n_tokens, n_heads)](
@@ -267,5 +265,5 @@ def attention(
         0 if gate is None else gate[0].stride(0), H=n_heads, DV=v_dim, BLOCK_V=block_v,
         SPLITS=n_splits, BLOCK_S=block_s, SINKS=sinks_H is not None, GATE=gate is not None,
         GATE_HEAD=0 if gate is None else gate[1], SLOTS=quantized_slots(quantized),
-        QUANTIZE=quantized is not None, num_warps=8 if block_s * block_v > 4096 else 4, **chained(),
+        QUANTIZE=quantized is not None, num_warps=8 if block_s * block_v > 4096 else 4, **EXACT,
     )  # fmt: skip

@@ -18,7 +18,7 @@ import triton.language as tl
 from strata.kernels.kv_quant.triton import KvScales, kv_args, store_vector
 from strata.kernels.rms_norm.triton import inverse_rms
 from strata.kernels.rotary.triton import RotaryTable, partner_of, rotated
-from strata.kernels.triton_common import chained, in_turn
+from strata.kernels.triton_common import EXACT
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,6 @@ def append_kernel(
     ID: tl.constexpr, IBLOCK: tl.constexpr, E: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """HEAD: columns between query heads. IH: index heads, 0 without an indexer. E: ring entries."""
-    in_turn()
     t = tl.program_id(0)
     e = tl.program_id(1)
     p = tl.load(pos + t)
@@ -213,7 +212,7 @@ def append(
         PAIRS=table.pairs,
         BIAS=q.bias_N is not None, NORM=q.norm_d is not None, **extra,
         **kv,
-        num_warps=max(1, min(4, block // 64)), **chained(),
+        num_warps=max(1, min(4, block // 64)), **EXACT,
     )  # fmt: skip
 
 

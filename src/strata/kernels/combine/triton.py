@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from strata.core.types import Place
-from strata.kernels.triton_common import EXACT, chained, in_turn, sigmoid_like
+from strata.kernels.triton_common import EXACT, sigmoid_like
 
 ON_TIME = (Place.FAST, Place.PCIE, Place.CPU, Place.REMOTE)
 """Places whose rows belong to their own layer's sum."""
@@ -32,7 +32,6 @@ def combine_kernel(
     HAS_GATE: tl.constexpr, HAS_OUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (t, p): columns p * BLOCK .. of token t. TAKEN: bit c is set when place c counts."""
-    in_turn()
     t = tl.program_id(0)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     ok = d < D
@@ -116,5 +115,5 @@ def combine(
         HAS_OUT=out_TD is not None,
         BLOCK=_BLOCK,
         num_warps=1,
-        **(chained() if cpu_rows is None else EXACT),
+        **EXACT,
     )

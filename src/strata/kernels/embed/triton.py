@@ -15,7 +15,7 @@ import triton.language as tl
 
 from strata.formats.tile_formats import require_format, tile_plan
 from strata.kernels.gpu_weight import GpuWeight
-from strata.kernels.triton_common import chained, in_turn
+from strata.kernels.triton_common import EXACT
 
 _BLOCK = 512
 """Columns of one program."""
@@ -57,7 +57,6 @@ def tile_rows_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (t, p): BLOCK columns of the row of token t. table: the code of every stored u."""
-    in_turn()
     FIELDS: tl.constexpr = 8 // BITS
     t = tl.program_id(0)
     k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -89,7 +88,6 @@ def float_rows_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (t, p): BLOCK columns of the row of token t."""
-    in_turn()
     t = tl.program_id(0)
     k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     ok = k < K
@@ -125,9 +123,7 @@ def lookup(table: GpuWeight, ids_T: torch.Tensor, out: torch.Tensor) -> None:
     grid = (n_tokens, triton.cdiv(width, _BLOCK))
     shared = {"K": width, "C": streams, "SCALED": table.scale != 1.0, "BLOCK": _BLOCK}
     if not table.is_tiles:
-        float_rows_kernel[grid](
-            ids_T, table.data, out, table.scale, **shared, num_warps=4, **chained()
-        )
+        float_rows_kernel[grid](ids_T, table.data, out, table.scale, **shared, num_warps=4, **EXACT)
         return
     form, plan = require_format(table.type), tile_plan(table.type, table.n_rows, width)
     super_bytes = 2 * plan.tile_rows * 16 * (width // 256)
@@ -136,5 +132,5 @@ def lookup(table: GpuWeight, ids_T: torch.Tensor, out: torch.Tensor) -> None:
         plan.scales, max(plan.minimums, 0), max(plan.supers, 0),
         max(plan.supers, 0) + super_bytes, BITS=form.bits, KIND=form.scale,
         SPAN=32 * form.scale_blocks if form.scale == "F16" else form.group, SIGNED=form.signed,
-        FACTOR=form.factor, HAS_MIN=form.has_min, **shared, num_warps=4, **chained(),
+        FACTOR=form.factor, HAS_MIN=form.has_min, **shared, num_warps=4, **EXACT,
     )  # fmt: skip

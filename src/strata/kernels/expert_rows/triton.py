@@ -24,13 +24,12 @@ from strata.kernels.expert_rows.launch import (
     tune_down,
     tune_gate_up,
 )
-from strata.kernels.fetch_ahead import fetch_rows
 from strata.kernels.float_product import float_product, load_rows
 from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.quantize.triton import quantize, store_blocks
 from strata.kernels.tile_product import tile_products, twin_products
-from strata.kernels.triton_common import activate, chained, in_turn, tuple_of
+from strata.kernels.triton_common import EXACT, activate, tuple_of
 
 
 @triton.jit
@@ -163,7 +162,6 @@ def gate_up_kernel(
     SLOTS_X: tl.constexpr, SLOTS_H: tl.constexpr,
 ):  # fmt: skip
     """Program (p, g): rows p * N.rows .. of gate and up of group g, for all its entries."""
-    in_turn()
     group = tl.program_id(1)
     if group < tl.load(n_groups):
         blob = tl.load(addr + group)
@@ -214,7 +212,6 @@ def down_kernel(
     E: tl.constexpr, N: tl.constexpr, T: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Program (p, g): rows p * N.rows .. of down of group g, for all its entries."""
-    in_turn()
     group = tl.program_id(1)
     if group < tl.load(n_groups):
         blob = tl.load(addr + group)
@@ -240,16 +237,7 @@ def dense_gate_up_kernel(
     SLOTS_X: tl.constexpr, SLOTS_H: tl.constexpr,
 ):  # fmt: skip
     """Program p: rows p * N.rows .. of gate and up for all T tokens; row t of h is token t."""
-    GATE: tl.constexpr = E.gate
-    UP: tl.constexpr = E.up
-    GATE_TILES: tl.constexpr = E.gate_is_tiles
-    UP_TILES: tl.constexpr = E.up_is_tiles
-    ROWS: tl.constexpr = N.rows
-    LANES: tl.constexpr = 32 * N.warps
-    first_row = tl.program_id(0) * ROWS
-    fetch_rows(GATE, GATE_TILES, gate, first_row, ROWS, LANES)
-    fetch_rows(UP, UP_TILES, up, first_row, ROWS, LANES)
-    in_turn()
+    first_row = tl.program_id(0) * N.rows
     xs = ()
     qs = ()
     metas = ()
@@ -303,7 +291,7 @@ def gate_up(
         SLOTS_X=slots_x,
         SLOTS_H=slots_h,
         num_warps=tuning.warps,
-        **chained(),
+        **EXACT,
     )
     _quantize_hidden(expert, hidden)
 
@@ -334,7 +322,7 @@ def down(
         T=n_tokens,
         SLOTS=slots,
         num_warps=tuning.warps,
-        **chained(),
+        **EXACT,
     )
 
 
@@ -370,7 +358,7 @@ def dense_gate_up(
         SLOTS_X=slots_x,
         SLOTS_H=slots_h,
         num_warps=tuning.warps,
-        **chained(),
+        **EXACT,
     )
     _quantize_hidden(expert, hidden)
 

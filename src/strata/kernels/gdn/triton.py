@@ -35,7 +35,7 @@ from strata.kernels.pointwise.triton import (
 )
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.quantize.triton import store_blocks
-from strata.kernels.triton_common import INTERPRET, chained, in_turn, interpreted_int
+from strata.kernels.triton_common import EXACT, INTERPRET, interpreted_int
 
 _L2_EPS = tl.constexpr(L2_EPS)
 _SPREAD = (16, 1)
@@ -182,7 +182,6 @@ def gdn_kernel(
 
     One compiled kernel does both, so that a replay has the bits of a window of n tokens.
     """
-    in_turn()
     N: tl.constexpr = 2 * H * K + J * V
     j = tl.program_id(0)
     part = tl.program_id(1)
@@ -258,7 +257,6 @@ def norm_kernel(
     QUANTIZE: tl.constexpr,
 ):  # fmt: skip
     """Program j: the gated norm of its head, where there are no counters."""
-    in_turn()
     j = tl.program_id(0)
     n = tl.load(n_tokens)
     _norm_head(z, norm, out, out_q, out_meta, eps, j, n, Z_STRIDE, J, V, SILU, SLOTS, QUANTIZE)
@@ -304,14 +302,14 @@ def window(
         H=weights.n_k_heads, J=n_heads, K=k_dim, V=v_dim, VC=cols, P=weights.taps_PN.shape[0],
         E=state.ring.shape[0], GROUPED=weights.head_order == "grouped",
         SILU=weights.output_gate == "silu", SLOTS=quantized_slots(quantized),
-        QUANTIZE=quantized is not None, COUNTED=counted, num_warps=warps, **chained(),
+        QUANTIZE=quantized is not None, COUNTED=counted, num_warps=warps, **EXACT,
     )  # fmt: skip
     if not counted and not full:
         norm_kernel[(n_heads,)](
             z_TN, n_tokens, weights.norm_V, out_TN, *quantized_args(quantized, out_TN),
             weights.eps, z_TN.stride(0), J=n_heads, V=v_dim, SILU=weights.output_gate == "silu",
             SLOTS=quantized_slots(quantized), QUANTIZE=quantized is not None, num_warps=1,
-            **chained(),
+            **EXACT,
         )  # fmt: skip
 
 
@@ -342,11 +340,10 @@ def replay(
 @triton.jit
 def flip_kernel(n_accepted, which):
     """which = 1 - which when tokens were accepted."""
-    in_turn()
     front = tl.load(which)
     tl.store(which, tl.where(tl.load(n_accepted) > 0, 1 - front, front))
 
 
 def flip(n_accepted: torch.Tensor, which: torch.Tensor) -> None:
     """Commit: after the replays of all layers that share ``which``. One launch."""
-    flip_kernel[(1,)](n_accepted, which, num_warps=1, **chained())
+    flip_kernel[(1,)](n_accepted, which, num_warps=1, **EXACT)

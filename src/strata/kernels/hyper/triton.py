@@ -16,12 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
-from strata.kernels.fetch_ahead import fetch
 from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.pointwise.triton import quantized_args, quantized_slots, sigmoid, silu
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.quantize.triton import store_blocks
-from strata.kernels.triton_common import chained, in_turn
+from strata.kernels.triton_common import EXACT
 from strata.kernels.triton_floats import load_runs, runs_times, token_runs
 
 _DOWN_ROWS, _DOWN_RUNS = 2, 256
@@ -60,10 +59,6 @@ def down_kernel(
 ):  # fmt: skip
     """Program p: ROWS rows of down [R, N], or (the last programs) of inject [C, N]."""
     first = tl.program_id(0) * ROWS
-    SIZE: tl.constexpr = ROWS * N * down.dtype.element_ty.primitive_bitwidth // 8
-    if first < R:
-        fetch(down.to(tl.int64) + tl.program_id(0).to(tl.int64) * SIZE, SIZE, SIZE, 256)
-    in_turn()
     row = first + tl.arange(0, ROWS)
     if INJECT:
         if first >= R:
@@ -96,7 +91,7 @@ def down(
         xn_TN, _float_rows(down_RN), _float_rows(inject_CN or down_RN), lo_TR,
         lo_TR if coeff_TC is None else coeff_TC, T=n_tokens, N=width, R=rank, C=streams,
         INJECT=inject_CN is not None, ROWS=_DOWN_ROWS, RUNS=_DOWN_RUNS, num_warps=8,
-        maxnreg=128, **chained(),  # two programs a multiprocessor, else they take two turns
+        maxnreg=128, **EXACT,  # two programs a multiprocessor, else they take two turns
     )  # fmt: skip
 
 
@@ -105,7 +100,6 @@ def rank_gate_kernel(
     y, lo, coeff, STRIDE: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Program t: the nonlinearities behind a product of down (and inject) rows."""
-    in_turn()
     t = tl.program_id(0)
     row = tl.arange(0, BLOCK)
     value = tl.load(y + t * STRIDE + row, mask=row < STRIDE, other=0.0)
@@ -125,7 +119,7 @@ def rank_gate(
     assert coeff_TC is None or coeff_TC.shape[1] == streams, "coefficients per stream"
     rank_gate_kernel[(n_tokens,)](
         y_TS, lo_TR, lo_TR if coeff_TC is None else coeff_TC, STRIDE=stride, R=rank, C=streams,
-        BLOCK=triton.next_power_of_2(stride), num_warps=2, **chained(),
+        BLOCK=triton.next_power_of_2(stride), num_warps=2, **EXACT,
     )  # fmt: skip
 
 
@@ -158,12 +152,6 @@ def up_mix_kernel(
     """Program p: columns COLS * p and up of every stream."""
     ROWS: tl.constexpr = C * COLS
     dtype: tl.constexpr = up.dtype.element_ty
-    ROW: tl.constexpr = R * dtype.primitive_bitwidth // 8
-    for c in tl.static_range(C):
-        own = tl.program_id(0) * COLS
-        n_bytes = tl.minimum(D - own, COLS) * ROW
-        fetch(up.to(tl.int64) + (c * D + own).to(tl.int64) * ROW, n_bytes, COLS * ROW, 256)
-    in_turn()
     r = tl.arange(0, ROWS)
     column = tl.minimum(tl.program_id(0) * COLS + r % COLS, D - 1)
     steps = load_runs(up, ((r // COLS) * D + column)[:, None], R, RUNS)
@@ -197,7 +185,7 @@ def up_mix(
     up_mix_kernel[(triton.cdiv(width // streams, _UP_COLS),)](
         lo_TR, _float_rows(up_NR), xn_TN, x_TD, *quantized_args(quantized, x_TD), T=n_tokens,
         D=width // streams, R=up_NR.n_cols, C=streams, COLS=_UP_COLS, RUNS=_UP_RUNS,
-        SLOTS=quantized_slots(quantized), QUANTIZE=quantized is not None, num_warps=8, **chained(),
+        SLOTS=quantized_slots(quantized), QUANTIZE=quantized is not None, num_warps=8, **EXACT,
     )  # fmt: skip
 
 
@@ -207,7 +195,6 @@ def mix_kernel(
     SLOTS: tl.constexpr, QUANTIZE: tl.constexpr,
 ):  # fmt: skip
     """Program (p, t): COLS columns of token t."""
-    in_turn()
     t = tl.program_id(1)
     D: tl.constexpr = N // C
     d = tl.program_id(0) * COLS + tl.arange(0, COLS)
@@ -230,7 +217,7 @@ def mix(
     cols = 128
     mix_kernel[(triton.cdiv(width // streams, cols), n_tokens)](
         gate_TN, xn_TN, x_TD, *quantized_args(quantized, x_TD), N=width, C=streams, COLS=cols,
-        SLOTS=quantized_slots(quantized), QUANTIZE=quantized is not None, num_warps=4, **chained(),
+        SLOTS=quantized_slots(quantized), QUANTIZE=quantized is not None, num_warps=4, **EXACT,
     )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-from strata.kernels.fetch_ahead import fetch_rows
 from strata.kernels.float_product import float_product, load_rows
 from strata.kernels.gpu_matrix import matrix_of
 from strata.kernels.gpu_weight import GpuWeight
@@ -22,7 +21,7 @@ from strata.kernels.linear.launch import MOST_TOKENS, Tuning, make_parts, tune
 from strata.kernels.linear.triton_long import is_long, linear_long
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.tile_product import tile_products
-from strata.kernels.triton_common import chained, in_turn, pick, tuple_of
+from strata.kernels.triton_common import EXACT, pick, tuple_of
 
 
 @triton.jit
@@ -70,29 +69,12 @@ def _run_part(P: tl.constexpr, STRIDES: tl.constexpr, x, q, meta, weights, outs,
 
 
 @triton.jit
-def _fetch_part(P: tl.constexpr, weights):
-    """The weights that ``_run_part`` will read."""
-    FIRST: tl.constexpr = P.first
-    COUNT: tl.constexpr = P.count
-    M: tl.constexpr = P.matrix
-    IS_TILES: tl.constexpr = P.is_tiles
-    ROWS: tl.constexpr = P.rows
-    pid = tl.program_id(0) - P.start
-    if (pid >= 0) & (pid < COUNT * P.programs):
-        base = _choose(weights, FIRST, COUNT, pid // P.programs)
-        fetch_rows(M, IS_TILES, base, (pid % P.programs) * ROWS, ROWS, 32)
-
-
-@triton.jit
 def linear_kernel(
     x, q, meta, weights, outs, scales,
     T: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr,
     PARTS: tl.constexpr, STRIDES: tl.constexpr,
 ):  # fmt: skip
     """Program p computes rows of the part that it belongs to, for all T tokens."""
-    for i in tl.static_range(len(PARTS)):
-        _fetch_part(pick(PARTS, i), weights)
-    in_turn()
     xs = ()
     qs = ()
     metas = ()
@@ -150,7 +132,7 @@ def linear(
         PARTS=parts,
         STRIDES=strides,
         num_warps=tuning.warps,
-        **chained(),
+        **EXACT,
     )
 
 

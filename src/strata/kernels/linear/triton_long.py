@@ -17,7 +17,6 @@ import torch
 import triton
 import triton.language as tl
 
-from strata.kernels.fetch_ahead import fetch_rows
 from strata.kernels.gpu_matrix import TileMatrix, tile_matrix
 from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.linear.launch import MOST_TOKENS
@@ -30,7 +29,7 @@ from strata.kernels.tile_product import (
     load_x,
     scale_values,
 )
-from strata.kernels.triton_common import SEGMENTS, chained, fma, fold8, in_turn
+from strata.kernels.triton_common import EXACT, SEGMENTS, fma, fold8
 
 _AHEAD = tl.constexpr(8)
 """Blocks of a segment whose factors are loaded before the first is added."""
@@ -131,8 +130,6 @@ def long_kernel(
     STAGES: tl.constexpr, NARROW: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Program p: rows p * ROWS and up, for all T tokens. N: factors of a block."""
-    fetch_rows(M, True, base, tl.program_id(0) * ROWS, ROWS, 256)
-    in_turn()
     NB: tl.constexpr = M.n_cols // 32
     first_row = tl.program_id(0) * ROWS
     space += tl.program_id(0).to(tl.int64) * (T * N * NB * ROWS)
@@ -184,5 +181,5 @@ def linear_long(
         BLOCKS=tuning.blocks, LANES=triton.next_power_of_2(n_tokens) * tuning.rows,
         N=factors(matrix), STAGES=tuning.stages,
         NARROW=tuning.blocks * tuning.rows < 4 * 32 * tuning.warps, SCALED=weight.scale != 1.0,
-        num_warps=tuning.warps, **chained(),
+        num_warps=tuning.warps, **EXACT,
     )  # fmt: skip

@@ -24,7 +24,7 @@ from strata.kernels.quantize.triton import store_blocks
 from strata.kernels.rms_norm.triton import inverse_rms
 from strata.kernels.rotary.triton import RotaryTable, partner_of, rotated
 from strata.kernels.tile_values import matrix_values
-from strata.kernels.triton_common import INTERPRET, chained, in_turn, interpreted_int
+from strata.kernels.triton_common import EXACT, INTERPRET, interpreted_int
 
 _HEADS = tl.constexpr(16)
 _SPREAD = tl.constexpr(1024.0)
@@ -91,7 +91,6 @@ def append_kernel(
     BLOCK_P: tl.constexpr, COLS: tl.constexpr, N: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Programs below T: the row of a token. The others: COLS columns of the queries of one head."""
-    in_turn()
     CHUNKS: tl.constexpr = (C + COLS - 1) // COLS
     pid = tl.program_id(0)
     if pid < T:
@@ -117,7 +116,6 @@ def partial_kernel(
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Program (t, s, b): run s of token t's positions, 16 heads."""
-    in_turn()
     t = tl.program_id(0)
     split = tl.program_id(1)
     m = tl.program_id(2) * _HEADS + tl.arange(0, _HEADS)
@@ -201,7 +199,6 @@ def value_kernel(
     BLOCK_S: tl.constexpr, SLOTS: tl.constexpr, QUANTIZE: tl.constexpr,
 ):  # fmt: skip
     """Program (h, p): ROWS value dims of head h for all tokens."""
-    in_turn()
     h = tl.program_id(0)
     v = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     s = tl.arange(0, BLOCK_S)[:, None]
@@ -257,7 +254,7 @@ def append(
         M=matrix_of(k_b), TILES=k_b.is_tiles, T=n_tokens, H=n_heads, C=rank, R=rope,
         P=width - rope, BLOCK_C=triton.next_power_of_2(rank),
         BLOCK_R=triton.next_power_of_2(rope), BLOCK_P=triton.next_power_of_2(width - rope),
-        COLS=cols, N=table.n, PAIRS=table.pairs, num_warps=4, **chained(),
+        COLS=cols, N=table.n, PAIRS=table.pairs, num_warps=4, **EXACT,
     )  # fmt: skip
 
 
@@ -289,7 +286,7 @@ def attend(
         cache_nN.stride(0), H=n_heads, C=rank, R=rope,
         BLOCK_C=max(16, triton.next_power_of_2(rank)),
         BLOCK_R=max(16, triton.next_power_of_2(rope)), BLOCK_N=chunk, SPLITS=n_splits,
-        num_warps=8 if rank > 256 else 4, num_stages=2, **chained(),
+        num_warps=8 if rank > 256 else 4, num_stages=2, **EXACT,
     )  # fmt: skip
     rows = min(64, max(32, triton.next_power_of_2(v_dim)))
     value_kernel[(n_heads, triton.cdiv(v_dim, rows))](
@@ -298,5 +295,5 @@ def attend(
         T=n_tokens, H=n_heads, C=rank, V=v_dim, ROWS=rows,
         COLS=min(_COLS, triton.next_power_of_2(rank)), SPLITS=n_splits,
         BLOCK_S=triton.next_power_of_2(n_splits), SLOTS=quantized_slots(quantized),
-        QUANTIZE=quantized is not None, num_warps=8, **chained(),
+        QUANTIZE=quantized is not None, num_warps=8, **EXACT,
     )  # fmt: skip

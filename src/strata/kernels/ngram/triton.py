@@ -19,7 +19,7 @@ import triton.language as tl
 
 from strata.kernels.pointwise.triton import sigmoid, silu
 from strata.kernels.rms_norm.triton import inverse_rms
-from strata.kernels.triton_common import chained, in_turn
+from strata.kernels.triton_common import EXACT
 
 _FLOOR = tl.constexpr(1e-6)
 _BLOCK = 1024
@@ -44,7 +44,6 @@ def gate_kernel(
     D: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program t * C + c."""
-    in_turn()
     t = tl.program_id(0) // C
     c = tl.program_id(0) % C
     i = tl.arange(0, BLOCK)
@@ -70,7 +69,6 @@ def conv_kernel(
     DILATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (t, p): BLOCK channels of token t."""
-    in_turn()
     t = tl.program_id(0)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     ok = i < N
@@ -114,9 +112,9 @@ def ngram(
     gate_kernel[(n_tokens * streams,)](
         key_TN, value_TD, residual_TCD, weights.norm_key, weights.norm_query, weights.norm_conv,
         u, column, weights.eps, key_TN.stride(0), value_TD.stride(0), D=width, C=streams,
-        BLOCK=block, num_warps=min(16, max(1, block // 256)), **chained(),
+        BLOCK=block, num_warps=min(16, max(1, block // 256)), **EXACT,
     )  # fmt: skip
     conv_kernel[(n_tokens, triton.cdiv(wide, _BLOCK))](
         u, column, ring_EN, weights.taps_PN, pos_T, residual_TCD, N=wide, E=len(ring_EN),
-        P=n_taps, DILATION=weights.dilation, BLOCK=_BLOCK, num_warps=8, **chained(),
+        P=n_taps, DILATION=weights.dilation, BLOCK=_BLOCK, num_warps=8, **EXACT,
     )  # fmt: skip

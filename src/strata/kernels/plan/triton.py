@@ -23,7 +23,7 @@ import triton.language as tl
 
 from strata.core.types import Place
 from strata.kernels.router.triton import folded, routed, router_args
-from strata.kernels.triton_common import chained, in_turn
+from strata.kernels.triton_common import EXACT
 
 _FAST, _PCIE = tl.constexpr(int(Place.FAST)), tl.constexpr(int(Place.PCIE))
 _CPU, _LATE = tl.constexpr(int(Place.CPU)), tl.constexpr(int(Place.CPU_LATE))
@@ -183,7 +183,6 @@ def plan_kernel(
     T: tl.constexpr, T2: tl.constexpr, K: tl.constexpr, K2: tl.constexpr,
 ):  # fmt: skip
     """One program."""
-    in_turn()
     t = tl.arange(0, T2)[:, None]
     k = tl.arange(0, K2)[None, :]
     ok = (t < T) & (k < K)
@@ -204,7 +203,6 @@ def route_plan_kernel(
     GROUPS: tl.constexpr, KEPT: tl.constexpr, BIAS: tl.constexpr, CORRECTION: tl.constexpr,
 ):  # fmt: skip
     """One program: router and plan."""
-    in_turn()
     e, w = routed(
         logits, bias, correction, STRIDE, T, T2, E, E2, K, K2, SCORING, NORMALIZE, SCALE, GROUPS,
         KEPT, BIAS, CORRECTION,
@@ -256,7 +254,7 @@ def make_plan(
         expert_R, weight_R, vram_addr_E, host_addr_E, rules.numerator, rules.below,
         rules.tail_rank, **_outputs(place_R, gpu, cpu), T=n_tokens,
         T2=triton.next_power_of_2(n_tokens), K=n_active, K2=triton.next_power_of_2(n_active),
-        num_warps=_warps(n_tokens, n_active), **chained(),
+        num_warps=_warps(n_tokens, n_active), **EXACT,
     )  # fmt: skip
 
 
@@ -280,7 +278,7 @@ def route_and_plan(
         expert=expert_R, weight=weight_R, vram=vram_addr_E, host=host_addr_E,
         numerator=rules.numerator, below=rules.below, tail=rules.tail_rank,
         **_outputs(place_R, gpu, cpu), **args, num_warps=_warps(len(logits_TE), n_active),
-        **chained(),
+        **EXACT,
     )  # fmt: skip
 
 

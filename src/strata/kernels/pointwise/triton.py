@@ -12,7 +12,7 @@ import triton.language as tl
 
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.quantize.triton import store_blocks
-from strata.kernels.triton_common import chained, in_turn
+from strata.kernels.triton_common import EXACT
 
 _BLOCKS = 8
 """Blocks of 32 a program."""
@@ -48,7 +48,6 @@ def scale_rows_kernel(
     QUANTIZE: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Program (t, p): N blocks of 32 of token t, in place."""
-    in_turn()
     t = tl.program_id(0)
     block = tl.program_id(1) * N + tl.arange(0, N)
     k = block[:, None] * 32 + tl.arange(0, 32)[None, :]
@@ -74,7 +73,7 @@ def scale_rows(
     scale_rows_kernel[grid](
         y_TK, gate_T, *quantized_args(quantized, y_TK), K=width, GATE_STRIDE=gate_T.stride(0),
         SLOTS=quantized_slots(quantized), QUANTIZE=quantized is not None, N=_BLOCKS, num_warps=2,
-        **chained(),
+        **EXACT,
     )  # fmt: skip
 
 

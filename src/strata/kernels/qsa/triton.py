@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from strata.kernels.attention.triton import f32_dot, powers
-from strata.kernels.triton_common import INTERPRET, chained, in_turn, interpreted_int
+from strata.kernels.triton_common import EXACT, INTERPRET, interpreted_int
 
 
 @triton.jit
@@ -30,7 +30,6 @@ def scores_kernel(
     CAPACITY: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """Program p scores runs p, p + PROGRAMS, ... of BLOCK_B blocks for all T tokens."""
-    in_turn()
     n_blocks = (tl.load(pos + T - 1) + 1) // R
     if n_blocks > BUDGET:
         # rows of 8 tokens, however many there are: one shape, one order of sums
@@ -164,7 +163,6 @@ def select_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program t."""
-    in_turn()
     t = tl.program_id(0)
     n = (tl.load(pos + t) + 1) // R
     if n > BUDGET:
@@ -206,9 +204,9 @@ def select_blocks(
     scores_kernel[(programs,)](
         q_TId, key_Bd, pos_T, scores_TB, math.sqrt(dim), T=n_tokens, IH=n_heads, D=dim,
         BLOCK_D=triton.next_power_of_2(dim), BLOCK_B=block_b, R=block_tokens, BUDGET=budget,
-        CAPACITY=capacity, PROGRAMS=programs, num_warps=4, **chained(),
+        CAPACITY=capacity, PROGRAMS=programs, num_warps=4, **EXACT,
     )  # fmt: skip
     select_kernel[(n_tokens,)](
         scores_TB, pos_T, blocks_Tm, R=block_tokens, BUDGET=budget, CAPACITY=capacity, BLOCK=run,
-        num_warps=max(1, min(32, run // 256)), **chained(),
+        num_warps=max(1, min(32, run // 256)), **EXACT,
     )  # fmt: skip

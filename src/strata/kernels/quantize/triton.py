@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from strata.kernels.quantize.ref import Quantized
-from strata.kernels.triton_common import SEGMENTS, chained, in_turn, rint
+from strata.kernels.triton_common import EXACT, SEGMENTS, rint
 
 _BLOCKS = 8
 """Blocks of 32 a program."""
@@ -47,7 +47,6 @@ def store_blocks(x, block, ok, q_row, meta_row, NB: tl.constexpr, N: tl.constexp
 @triton.jit
 def quantize_kernel(x, q, meta, NB: tl.constexpr, SLOTS: tl.constexpr, N: tl.constexpr):
     """Program (t, p) quantizes N blocks of token t."""
-    in_turn()
     t = tl.program_id(0)
     block = tl.program_id(1) * N + tl.arange(0, N)
     ok = block < NB
@@ -64,5 +63,5 @@ def quantize(x_TK: torch.Tensor, out: Quantized) -> None:
     n_blocks, slots = n_cols // 32, out.q.shape[1]
     grid = (n_tokens, triton.cdiv(n_blocks, _BLOCKS))
     quantize_kernel[grid](
-        x_TK, out.q, out.meta, NB=n_blocks, SLOTS=slots, N=_BLOCKS, num_warps=2, **chained()
+        x_TK, out.q, out.meta, NB=n_blocks, SLOTS=slots, N=_BLOCKS, num_warps=2, **EXACT
     )

@@ -20,7 +20,7 @@ import triton.language as tl
 from strata.kernels.pointwise.triton import quantized_args, quantized_slots
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.quantize.triton import store_blocks
-from strata.kernels.triton_common import chained, in_turn
+from strata.kernels.triton_common import EXACT
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,6 @@ def add_norm_kernel(
     QUANTIZE: tl.constexpr,
 ):  # fmt: skip
     """Program t * C + c."""
-    in_turn()
     t = tl.program_id(0) // C
     c = tl.program_id(0) % C
     i = tl.arange(0, BLOCK)
@@ -132,7 +131,7 @@ def add_norm(
         *quantized_args(quantized, residual), eps, D=width, C=streams, BLOCK=block,
         PENDING=pending is not None, BIAS=bias is not None, LATE=late is not None,
         NORM=x is not None, SLOTS=quantized_slots(quantized), QUANTIZE=quantized is not None,
-        num_warps=min(16, max(1, block // 256)), **chained(),
+        num_warps=min(16, max(1, block // 256)), **EXACT,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from strata.kernels.rotary.ref import RotaryLike
-from strata.kernels.triton_common import chained, in_turn
+from strata.kernels.triton_common import EXACT
 
 _TURN = tl.constexpr(2 * math.pi)
 
@@ -65,7 +65,6 @@ def rotary_kernel(
     PAIRS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (t, h), in place."""
-    in_turn()
     t = tl.program_id(0)
     head = x + t * STRIDE + tl.program_id(1) * D
     i = tl.arange(0, BLOCK)
@@ -87,5 +86,5 @@ def rotary(x_THd: torch.Tensor, pos_T: torch.Tensor, table: RotaryTable) -> None
     block = triton.next_power_of_2(dim)
     rotary_kernel[(n_tokens, n_heads)](
         x_THd, pos_T, table.turns_n, table.factor, x_THd.stride(0), H=n_heads, D=dim, N=table.n,
-        PAIRS=table.pairs, BLOCK=block, num_warps=max(1, min(4, block // 64)), **chained(),
+        PAIRS=table.pairs, BLOCK=block, num_warps=max(1, min(4, block // 64)), **EXACT,
     )  # fmt: skip

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from strata.kernels.pointwise.triton import sigmoid
 from strata.kernels.router.ref import Scoring
-from strata.kernels.triton_common import chained, in_turn
+from strata.kernels.triton_common import EXACT
 
 _LAST = tl.constexpr(0x7FFFFFFF)
 _NOTHING = tl.constexpr(-(2**31))
@@ -140,7 +140,6 @@ def route_kernel(
     BIAS: tl.constexpr, CORRECTION: tl.constexpr,
 ):  # fmt: skip
     """One program."""
-    in_turn()
     e, w = routed(
         logits, bias, correction, STRIDE, T, T2, E, E2, K, K2, SCORING, NORMALIZE, SCALE, GROUPS,
         KEPT, BIAS, CORRECTION,
@@ -201,4 +200,4 @@ def route(
     args = router_args(logits_TE, **rule)  # type: ignore[arg-type]
     # one warp needs no barriers; four tokens are too many numbers for it
     warps = 1 if len(logits_TE) <= 2 else 4
-    route_kernel[(1,)](expert=expert_R, weight=weight_R, **args, num_warps=warps, **chained())
+    route_kernel[(1,)](expert=expert_R, weight=weight_R, **args, num_warps=warps, **EXACT)

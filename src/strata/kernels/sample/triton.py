@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from strata.kernels.router.triton import column_of, sort_keys
-from strata.kernels.triton_common import chained, in_turn
+from strata.kernels.triton_common import EXACT
 
 PIECE = 2048
 """Logits of one program."""
@@ -29,7 +29,6 @@ def choose_kernel(
     V: tl.constexpr, PIECES: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (t, p): the highest key of piece p, and how many of its logits are not finite."""
-    in_turn()
     t = tl.program_id(0)
     piece = tl.program_id(1)
     i = piece * N + tl.arange(0, N)
@@ -74,5 +73,5 @@ def choose(logits_TV: torch.Tensor, scratch: Scratch, choice_T2: torch.Tensor) -
     choose_kernel[(n_tokens, pieces)](
         logits_TV, scratch.best, scratch.bad, scratch.done, choice_T2, logits_TV.stride(0),
         V=n_vocab, PIECES=pieces, N=PIECE, BLOCK=triton.next_power_of_2(pieces), num_warps=4,
-        **chained(),
+        **EXACT,
     )  # fmt: skip

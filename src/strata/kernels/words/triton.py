@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from strata.kernels.triton_common import chained, in_turn
+from strata.kernels.triton_common import EXACT
 
 
 @triton.jit
@@ -31,7 +31,6 @@ def announce(word, value):
 
 @triton.jit
 def _ring(word: tl.int64, value: tl.int32, count_ptr) -> None:
-    in_turn()
     count = tl.load(count_ptr)
     if count > 0:
         announce(word, value)
@@ -39,7 +38,6 @@ def _ring(word: tl.int64, value: tl.int32, count_ptr) -> None:
 
 @triton.jit
 def _wait(word: tl.int64, value: tl.int32, limit_ns: tl.int64, error: tl.int64, count_ptr) -> None:
-    in_turn()
     count = tl.load(count_ptr)
     if count > 0:
         tl.inline_asm_elementwise(
@@ -68,10 +66,10 @@ def _wait(word: tl.int64, value: tl.int32, limit_ns: tl.int64, error: tl.int64, 
 
 def ring(word: int, value: int, count: torch.Tensor) -> None:
     """Device address of the word; count int32 [1] on the device: 0 rings nothing."""
-    _ring[(1,)](word, value, count, num_warps=1, **chained())
+    _ring[(1,)](word, value, count, num_warps=1, **EXACT)
 
 
 def wait(word: int, value: int, limit_ns: int, error: int, count: torch.Tensor) -> None:
     """Hold the stream until the word is at least ``value``; after limit_ns the error word becomes
     ``value``."""
-    _wait[(1,)](word, value, limit_ns, error, count, num_warps=1, **chained())
+    _wait[(1,)](word, value, limit_ns, error, count, num_warps=1, **EXACT)

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from strata.kernels.triton_common import EXACT, chained, in_turn
+from strata.kernels.triton_common import EXACT
 from strata.kernels.words.triton import announce
 
 _BLOCK = 1024
@@ -44,7 +44,6 @@ def hand_out_kernel(
     RINGS: tl.constexpr,
 ):  # fmt: skip
     """One program."""
-    in_turn()
     c = tl.arange(0, BLOCK_C)
     tl.store(choice_out + c, tl.load(choice + c, mask=c < C, other=0), mask=c < C)
     for first in range(0, N, BLOCK):
@@ -89,5 +88,5 @@ def hand_out(
     hand_out_kernel[(1,)](
         choice_T2, expert_LR, place_LR, *outs, word, value, C=count,
         BLOCK_C=triton.next_power_of_2(count), N=n, BLOCK=_BLOCK, RINGS=ring is not None,
-        num_warps=4, **chained(),
+        num_warps=4, **EXACT,
     )  # fmt: skip

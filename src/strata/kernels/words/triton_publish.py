@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from strata.kernels.triton_common import chained, in_turn
+from strata.kernels.triton_common import EXACT
 
 _BLOCK = 1024
 
@@ -39,7 +39,6 @@ def publish_kernel(
     N: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """Program p copies BLOCK numbers of x; the first one also the groups."""
-    in_turn()
     p = tl.program_id(0)
     groups = tl.load(counts) + tl.load(counts + 2)
     if p == 0:
@@ -75,5 +74,5 @@ def publish(
     publish_kernel[(triton.cdiv(n, _BLOCK),)](
         x_TD, cpu.expert, cpu.start, cpu.row, cpu.token, cpu.counts, any_out, x_out,
         ints_out, N=n, R=n_rows, BLOCK=_BLOCK,
-        BLOCK_R=max(4, triton.next_power_of_2(n_rows + 1)), num_warps=4, **chained(),
+        BLOCK_R=max(4, triton.next_power_of_2(n_rows + 1)), num_warps=4, **EXACT,
     )  # fmt: skip
