@@ -226,7 +226,7 @@ def attention(
     selection: Selection | None = None,
     gate: tuple[torch.Tensor, int] | None = None,
     quantized: Quantized | None = None,
-    chunk: int = 32,
+    chunk: int | None = None,
     scales: KvScales | None = None,
 ) -> None:
     """out[t, h] of the contract in the package docstring, times the gate. Two launches.
@@ -234,8 +234,9 @@ def attention(
     q_THd: f32, contiguous. k_nGd, v_nGv: f16 or f32 caches of the whole context, heads and dims
     contiguous, row stride free (v may be the front of k's rows). pos_T: int32 [T]. out_THv: f32,
     contiguous. sinks_H: f32 [H]. gate: f32 [T, *] and the columns between heads; out is multiplied
-    by its sigmoid. quantized: out as int8 rows of H * dv columns. chunk: positions at once.
-    scales: of encoded caches (kernels/kv_quant); attention is then that over their decoded numbers.
+    by its sigmoid. quantized: out as int8 rows of H * dv columns. chunk: positions at once;
+    None: by their size. scales: of encoded caches (kernels/kv_quant); attention is then that over
+    their decoded numbers.
     """
     (n_tokens, n_heads, dim), n_groups, v_dim = q_THd.shape, v_nGv.shape[1], out_THv.shape[2]
     n_splits = scratch.max_THS.shape[2]
@@ -246,6 +247,8 @@ def attention(
     if selection is not None:
         kept, block_tokens = selection.blocks_Tm, selection.block_tokens
         budget = kept.shape[1]
+    if chunk is None:
+        chunk = 64 if (dim + v_dim) * max(2, k_nGd.element_size()) <= 1024 else 32
     kv = kv_args(k_nGd, v_nGv, scales, (dim, v_dim))
     k_scale, v_scale = kv.pop("k_scale"), kv.pop("v_scale")
     per_group = triton.cdiv(n_heads // n_groups, 16)

@@ -61,6 +61,53 @@ def _as_loaded(x):
 
 
 @triton.jit
+def _from_bytes(code):
+    """int8 as f16: 0x6400 | byte is 1024 + byte (conversions are the slowest instructions)."""
+    if INTERPRET:
+        return code.to(tl.float16)
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 t, c;
+            xor.b32 t, $2, 0x80808080;
+            mov.b32 c, 0x64806480;
+            prmt.b32 $0, t, 0x64646464, 0x4140;
+            prmt.b32 $1, t, 0x64646464, 0x4342;
+            sub.rn.f16x2 $0, $0, c;
+            sub.rn.f16x2 $1, $1, c;
+            }""",
+            "=&r,=&r,r", [code], dtype=tl.float16, is_pure=True, pack=4,
+        )  # fmt: skip
+
+
+@triton.jit
+def _from_halves(pair):
+    """Low and high half of each byte, less 8, as f16."""
+    if INTERPRET:
+        wide = pair.to(tl.int32)
+        return ((wide & 15) - 8).to(tl.float16), ((wide >> 4) - 8).to(tl.float16)
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 t, u, c;
+            and.b32 t, $4, 0x0f0f0f0f;
+            shr.u32 u, $4, 4;
+            and.b32 u, u, 0x0f0f0f0f;
+            mov.b32 c, 0x64086408;
+            prmt.b32 $0, t, 0x64646464, 0x4140;
+            prmt.b32 $1, t, 0x64646464, 0x4342;
+            prmt.b32 $2, u, 0x64646464, 0x4140;
+            prmt.b32 $3, u, 0x64646464, 0x4342;
+            sub.rn.f16x2 $0, $0, c;
+            sub.rn.f16x2 $1, $1, c;
+            sub.rn.f16x2 $2, $2, c;
+            sub.rn.f16x2 $3, $3, c;
+            }""",
+            "=&r,=&r,=&r,=&r,r", [pair], dtype=(tl.float16, tl.float16), is_pure=True, pack=4,
+        )  # fmt: skip
+
+
+@triton.jit
 def load_vectors(
     cache, scale, vector, offset, ok, D: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -77,17 +124,21 @@ def load_vectors(
         N: tl.constexpr = vector.shape[0]
         GROUPS: tl.constexpr = BLOCK // GROUP
         if BITS == 8:
-            code = tl.load(cache + vector[:, None] * D + d, mask=ok_d, other=0).to(tl.float32)
+            code = _from_bytes(tl.load(cache + vector[:, None] * D + d, mask=ok_d, other=0))
         else:
             b = tl.arange(0, BLOCK // 2)[None, :]
             at = cache + vector[:, None] * (D // 2) + b
-            pair = tl.load(at, mask=ok[:, None] & (b < D // 2), other=0).to(tl.int32)
-            code = tl.reshape(tl.join(pair & 15, pair >> 4), (N, BLOCK)).to(tl.float32) - 8.0
-        g = tl.arange(0, GROUPS)[None, :]
-        at = scale + vector[:, None] * (D // GROUP) + g
-        s = tl.load(at, mask=ok[:, None] & (g < D // GROUP), other=0.0).to(tl.float32)
-        wide = tl.reshape(tl.broadcast_to(s[:, :, None], (N, GROUPS, GROUP)), (N, BLOCK))
-        return _as_loaded(tl.where(ok_d, code * wide, 0.0).to(tl.float16))
+            low, high = _from_halves(tl.load(at, mask=ok[:, None] & (b < D // 2), other=0))
+            code = tl.reshape(tl.join(low, high), (N, BLOCK))
+        if GROUPS == 1:
+            wide = tl.load(scale + vector, mask=ok, other=0.0)[:, None]
+        else:
+            g = tl.arange(0, GROUPS)[None, :]
+            at = scale + vector[:, None] * (D // GROUP) + g
+            s = tl.load(at, mask=ok[:, None] & (g < D // GROUP), other=0.0)
+            wide = tl.reshape(tl.broadcast_to(s[:, :, None], (N, GROUPS, GROUP)), (N, BLOCK))
+        # codes are exact in f16, so the product is rounded once; what is not ok has a scale of 0
+        return _as_loaded(code * wide)
 
 
 @triton.jit
