@@ -138,6 +138,7 @@ def test_hashes_need_all_64_bits() -> None:
     """Against Python's integers modulo 2^64: multipliers of a GGUF file may use the top bit."""
     spec = NgramSpec(2, 1, 4, 4, 2, (2**63 + 12345, 2**64 - 59), (1009,), (3,), EOS)
     got = row_ids(spec, [40], [49, 2])
+    assert np.array_equal(row_ids(spec, [40], [49, 2] * 4)[:2], got)  # few tokens go another way
     expected = [
         ((49 * spec.multipliers[0] % 2**64) ^ (40 * spec.multipliers[1] % 2**64)) % 1009 + 3,
         ((2 * spec.multipliers[0] % 2**64) ^ (49 * spec.multipliers[1] % 2**64)) % 1009 + 3,

@@ -39,23 +39,41 @@ from strata.native.serve import Server
 POLL_US = 2000
 """Time without a ring after which the stream is asked whether it still runs."""
 
+COUNTED_AT_ONCE = 64
+"""Windows."""
+
 HOST = {False: Place.CPU, True: Place.CPU_LATE}
 
 
-@dataclass
 class DeviceCounters:
-    """Routed rows by layer and place since the start."""
+    """Routed rows by layer and place since the start.
 
-    rows: npt.NDArray[np.int64]
-    """[L, places]"""
+    Windows are put aside and counted many at once, or when somebody looks: this stands between two
+    windows.
+    """
+
+    def __init__(self, n_layers: int) -> None:
+        self._rows = np.zeros((n_layers, len(Place)), np.int64)
+        self._aside: list[npt.NDArray[np.int8]] = []
 
     def add(self, place_LR: npt.NDArray[np.int8]) -> None:
         """Count one window; -1 stands for no row."""
-        n_layers, n_places = self.rows.shape
-        # column 0 takes the -1: one count for all, since this stands between two windows
-        first_L1 = np.arange(1, n_layers * (n_places + 1), n_places + 1)[:, None]
-        counts = np.bincount((first_L1 + place_LR).ravel(), minlength=n_layers * (n_places + 1))
-        self.rows += counts.reshape(n_layers, n_places + 1)[:, 1:]
+        self._aside.append(place_LR.copy())
+        if len(self._aside) == COUNTED_AT_ONCE:
+            self._count()
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """[L, places]"""
+        self._count()
+        return self._rows
+
+    def _count(self) -> None:
+        if self._aside:
+            place_LN = np.concatenate(self._aside, axis=1)
+            self._aside.clear()
+            for place in range(self._rows.shape[1]):
+                self._rows[:, place] += np.count_nonzero(place_LN == place, axis=1)
 
     @property
     def rows_LP(self) -> dict[tuple[int, Place], int]:
@@ -120,7 +138,7 @@ class DeviceService:
             torch.full((n_layers,), -1.0, device=device),
             torch.zeros(1, dtype=torch.int32, device=device),
         )
-        self.counters = DeviceCounters(np.zeros((n_layers, len(Place)), np.int64))
+        self.counters = DeviceCounters(n_layers)
         self._buffers: dict[int, PlanBuffers] = {}
         self._last: tuple[npt.NDArray[np.int32], npt.NDArray[np.int8]] | None = None
 

@@ -28,6 +28,7 @@ from strata.models.spec import ModelSpec, NgramSpec
 
 # Tokens at once: bounds the temporaries, which are several times the streams.
 _BLOCK_TOKENS = 256
+_FEW_TOKENS = 4
 
 
 class Ngram:
@@ -122,6 +123,8 @@ def row_ids(
     token s places back counts as EOS when the sequence starts, or an EOS lies, among the s places
     before; an EOS does not cut its own past.
     """
+    if 0 < len(tokens) <= _FEW_TOKENS:
+        return np.array(_few_row_ids(spec, previous, tokens), dtype=np.int64)
     n_back = spec.ngram_size - 1
     eos = np.uint64(spec.eos_token)
     past = np.asarray(previous[max(0, len(previous) - n_back) :], dtype=np.uint64)
@@ -142,6 +145,28 @@ def row_ids(
         heads = slice((back - 1) * spec.heads_per_ngram, back * spec.heads_per_ngram)
         rows.append(mixed[:, None] % vocab[heads] + offset[heads])
     return np.concatenate(rows, axis=1).astype(np.int64)
+
+
+def _few_row_ids(
+    spec: NgramSpec, previous: Sequence[int], tokens: Sequence[int]
+) -> list[list[int]]:
+    """``row_ids`` in Python's integers: a window stands waiting, and NumPy takes several times as
+    long for so few numbers."""
+    n_back, eos, per = spec.ngram_size - 1, spec.eos_token, spec.heads_per_ngram
+    heads = list(zip(spec.head_vocab, spec.head_offset, strict=True))
+    past = list(previous[max(0, len(previous) - n_back) :])
+    ids = [eos] * (n_back - len(past)) + past + list(tokens)
+    found = []
+    for at in range(n_back, n_back + len(tokens)):
+        mixed, cut = ids[at] * spec.multipliers[0] & _MASK, False
+        row: list[int] = []
+        for back in range(1, spec.ngram_size):
+            token = ids[at - back]
+            cut = cut or token == eos
+            mixed ^= (eos if cut else token) * spec.multipliers[back] & _MASK
+            row += [mixed % n + first for n, first in heads[(back - 1) * per : back * per]]
+        found.append(row)
+    return found
 
 
 def gather(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -45,7 +46,7 @@ class GpuNetwork:
     final: GpuWeight
     device: torch.device
 
-    @property
+    @cached_property
     def n_active(self) -> int:
         """K: routed experts per token (the most of any layer); 0 in a dense model."""
         return max((f.spec.n_active for f in self.ffns if isinstance(f, GpuMoe)), default=0)
