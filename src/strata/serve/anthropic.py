@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -17,7 +17,7 @@ from strata.serve.bodies import Body, Count, leftovers
 from strata.serve.chat import ChatRequest, chat_ask
 from strata.serve.errors import ApiError, bad_request
 from strata.serve.forms import response_form
-from strata.serve.generation import Generation, Usage
+from strata.serve.generation import Generation, Piece, Usage
 from strata.serve.openai_common import Said, extra, warned
 from strata.serve.server import Server
 from strata.serve.streams import respond
@@ -84,8 +84,7 @@ def router(server: Server) -> APIRouter:
         }
         generation = server.begin(await chat_ask(server, chat))
         answer = MessagesAnswer(server, generation)
-        pieces = answer.stream() if body.stream else None
-        return await respond(request, pieces, answer.whole, generation.cancel, answer.said.headers)
+        return await respond(request, generation, answer, stream=bool(body.stream))
 
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountBody) -> Response:
@@ -166,36 +165,49 @@ class MessagesAnswer:
         self._generation = generation
         self._model = server.text.name
         self._blocks = Blocks()
+        self._begun = False
 
-    async def stream(self) -> AsyncIterator[bytes]:
-        """Events."""
-        begun = False
-        try:
-            async for piece in self._generation.pieces():
-                out = bytearray()
-                if not begun:
-                    begun = True
-                    out += _event("message_start", message=self._message([], None))
-                steps = list(self._blocks.add(piece.deltas))
-                if piece.finish:
-                    steps += self._blocks.close()
-                for step, block, text in steps:
-                    out += _step(step, block, text)
-                if piece.finish:
-                    out += self._final(piece.finish)
-                elif not steps:
-                    out += _event("ping")
-                yield bytes(out)
-        except ApiError as error:
-            body = error.anthropic()
-            yield f"event: error\ndata: {json.dumps(body)}\n\n".encode()
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the response."""
+        return self.said.headers
+
+    def opening(self) -> bytes:
+        """Nothing yet."""
+        return b""
+
+    def add(self, piece: Piece) -> bytes:
+        """Events of a piece."""
+        out = b""
+        if not self._begun:
+            self._begun = True
+            out = _event("message_start", message=self._message([], None))
+        steps = list(self._blocks.add(piece.deltas))
+        if piece.finish:
+            steps += self._blocks.close()
+        out += b"".join([_step(step, block, text) for step, block, text in steps])
+        if piece.finish:
+            return out + self._final(piece.finish)
+        return out if steps or piece.error else out + _event("ping")
+
+    def closing(self) -> bytes:
+        """The last event was the end."""
+        return b""
+
+    def failed(self, error: ApiError) -> bytes:
+        """The error as an event."""
+        return f"event: error\ndata: {json.dumps(error.anthropic())}\n\n".encode()
 
     async def whole(self) -> dict[str, Any]:
         """The message at once."""
         finish = ""
-        async for piece in self._generation.pieces():
+
+        def add(piece: Piece) -> None:
+            nonlocal finish
             list(self._blocks.add(piece.deltas))
             finish = piece.finish or finish
+
+        await self._generation.each(add)
         content = [_content(block) for block in self._blocks.all]
         message = self._message(content, None)
         return {**message, **self._end(finish), **extra(self._generation)}

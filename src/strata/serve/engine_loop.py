@@ -37,8 +37,9 @@ from strata.serve.pipe import Pipe
 
 ABANDON_AFTER_S = 0.25
 """A cancelled request may end its window in this time; after it the window is broken off."""
-PACE_S = 0.005
-"""Tokens that come faster wait for each other, at most this long and a layer's work."""
+PACE_S = 0.01
+"""Tokens that come faster wait for each other, at most this long and a layer's work: a stream is
+written to a hundred times a second, which costs what it costs per write. The first never waits."""
 _EXIT_GRACE_S = 5.0
 _PHASE_EVERY_S = 0.1
 
@@ -129,7 +130,7 @@ class EngineLoop:
 
     def _answer(self, request: Generate) -> None:
         self._current, self._reading = request.id, True
-        self._came, self._first_s = time.monotonic(), None
+        self._came, self._first_s, self._flushed = time.monotonic(), None, 0.0
         end = End(request.id, "cancelled")
         try:
             if not self.cancelled():

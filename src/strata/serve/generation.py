@@ -1,25 +1,22 @@
 """A request in common form, whatever API it came through: asked of the engine, told in pieces.
 
-Knows no JSON bodies. The API modules make an ``Ask`` and turn ``Piece`` objects into their events.
+Knows no JSON bodies. The API modules make an ``Ask`` and turn ``Piece`` objects into their events,
+in the very call that brings the engine's tokens: no task and no timer stands between.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from strata.serve.errors import ApiError, engine_error
 from strata.serve.jobs import Job, Jobs, QueueFull
-from strata.serve.messages import End, Generate, PromptLogprobs, Reading, Tokens
+from strata.serve.messages import End, Generate, PromptLogprobs, Tokens
 from strata.serve.text.deltas import AnswerParser, ContentText, Delta, ToolCallStart
 from strata.serve.text.specs import ConstraintSpec
-
-PACE_S = 0.01
-"""A stream is written to at most a hundred times a second; what comes faster goes out together. The
-first token never waits."""
 
 
 class PlainText:
@@ -58,7 +55,8 @@ class Ask:
 @dataclass(slots=True)
 class Piece:
     """What became known at once about one answer. tokens: as in messages.Tokens. where: queue
-    position or prompt progress, when there is nothing else to say."""
+    position or prompt progress, when there is nothing else to say. error: why there will be no more
+    of the whole request."""
 
     index: int
     deltas: list[Delta] = field(default_factory=list)
@@ -66,6 +64,7 @@ class Piece:
     prompt: list[list[Any]] = field(default_factory=list)
     finish: str = ""
     where: str = ""
+    error: ApiError | None = None
 
 
 @dataclass
@@ -88,7 +87,8 @@ class Usage:
 
 
 class Generation:
-    """Runs an ask. Iterate ``pieces``; afterwards, or as it goes, ``usage``."""
+    """Runs an ask: ``watch`` it, take ``pieces`` until it is ``over``; then, or as it goes,
+    ``usage``."""
 
     def __init__(self, ask: Ask, jobs: Jobs) -> None:
         self.ask = ask
@@ -96,6 +96,15 @@ class Generation:
         self.created = int(time.time())
         self._jobs_queue = jobs
         self._jobs: list[Job] = []
+        self._news: Callable[[], None] | None = None
+        self._parser: AnswerParser = PlainText()
+        self._at = self._n_reasoning = 0
+        self._called = False
+
+    @property
+    def over(self) -> bool:
+        """Whether every answer has ended, or the request has failed."""
+        return self._at >= len(self._jobs)
 
     def submit(self) -> None:
         """Queue it; ApiError when the queue is full."""
@@ -110,58 +119,91 @@ class Generation:
             raise ApiError(503, str(full), "queue_full", retry_s=5) from None
 
     def cancel(self) -> None:
-        """Nobody wants what is not there yet."""
+        """Nobody wants what is not there yet, nor to hear of it."""
+        self._news = None
         for job in self._jobs:
+            job.news = None
             self._jobs_queue.cancel(job)
 
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """Everything, answer after answer; ApiError when one fails."""
-        try:
-            for index, job in enumerate(self._jobs):
-                async for piece in self._answer(index, job):
-                    yield piece
-        finally:
-            self.cancel()
+    def watch(self, news: Callable[[], None]) -> None:
+        """Have ``news`` called whenever ``pieces`` has something to say. Look once yourself: there
+        may be something already."""
+        self._news = news
+        self._begin(self._at)
 
-    async def _answer(self, index: int, job: Job) -> AsyncIterator[Piece]:
-        parser = self.ask.parser()
-        n_reasoning, called, written = 0, False, 0.0
-        loop = asyncio.get_running_loop()
-        while True:
-            if not await job.wait():
-                yield Piece(index, where=self._where(job))
-                continue
-            early = written + PACE_S - loop.time()
-            if early > 0:
-                await asyncio.sleep(early)
-            piece, end = Piece(index), None
-            for event in job.take():
-                if isinstance(event, Tokens):
-                    for item in event.items:
-                        before = parser.reasoning
-                        piece.deltas += parser.feed(item[1])
-                        n_reasoning += before or parser.reasoning
-                    piece.tokens += event.items
-                elif isinstance(event, PromptLogprobs):
-                    piece.prompt += event.items
-                elif isinstance(event, Reading):
-                    piece.where = self._where(job)
-                else:
-                    end = event
-            if end is not None:
-                piece.deltas += parser.finish()
-            if not called:
-                called = any(type(delta) is ToolCallStart for delta in piece.deltas)
-            if end is not None:
-                report = {**end.report, **_times(job)}
-                first = index % self.ask.n == 0
-                self.usage.add(report, job.generated, n_reasoning, first=first)
-                piece.finish = _finish(end, called)
-            yield piece
-            if end is not None:
+    async def each(self, add: Callable[[Piece], object]) -> None:
+        """Hand every piece over as it comes, to the end; ApiError when the request fails."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def news() -> None:
+            if ended.done():
                 return
-            if piece.tokens:
-                written = loop.time()
+            try:
+                for piece in self.pieces():
+                    add(piece)
+                    if piece.error is not None:
+                        raise piece.error
+                if self.over:
+                    ended.set_result(None)
+            except Exception as error:  # the one who brought the tokens must not suffer for it
+                ended.set_exception(error)
+
+        self.watch(news)
+        news()
+        await ended
+
+    def pieces(self) -> list[Piece]:
+        """What became known since it was last asked, answer after answer; with nothing new, where
+        the answer stands."""
+        found: list[Piece] = []
+        while not self.over and self._jobs[self._at].events:
+            piece = self._piece(self._jobs[self._at])
+            found.append(piece)
+            if piece.error is not None:
+                self._at = len(self._jobs)
+            elif piece.finish:
+                self._begin(self._at + 1)
+        if not found and not self.over:
+            found.append(Piece(self._at, where=self._where(self._jobs[self._at])))
+        return found
+
+    def _begin(self, at: int) -> None:
+        self._at, self._n_reasoning, self._called = at, 0, False
+        if not self.over:
+            self._parser = self.ask.parser()
+            self._jobs[at].news = self._news
+
+    def _piece(self, job: Job) -> Piece:
+        """All that is there of one answer."""
+        piece, parser, events = Piece(self._at), self._parser, job.events
+        end: End | None = None
+        while events:
+            event = events.popleft()
+            if type(event) is Tokens:
+                for item in event.items:
+                    before = parser.reasoning
+                    piece.deltas += parser.feed(item[1])
+                    self._n_reasoning += before or parser.reasoning
+                piece.tokens += event.items
+            elif isinstance(event, PromptLogprobs):
+                piece.prompt += event.items
+            elif isinstance(event, End):
+                end = event
+            else:
+                piece.where = self._where(job)
+        if end is not None:
+            piece.deltas += parser.finish()
+        if not self._called:
+            self._called = any(type(delta) is ToolCallStart for delta in piece.deltas)
+        if end is not None:
+            report = {**end.report, **_times(job)}
+            first = self._at % self.ask.n == 0
+            self.usage.add(report, job.generated, self._n_reasoning, first=first)
+            try:
+                piece.finish = _finish(end, self._called)
+            except ApiError as error:
+                piece.error = error
+        return piece
 
     def _job(self, prompt: list[int], i: int) -> Job:
         ask, sampling = self.ask, self.ask.sampling

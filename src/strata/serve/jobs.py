@@ -6,11 +6,10 @@ engine or the client; its slot is free only when the engine has said so or is go
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from strata.serve.messages import End, Generate, PromptLogprobs, Reading, Tokens
@@ -44,14 +43,17 @@ class Job:
     generated: int = 0
     cancelled: float | None = None
     ended: End | None = None
-    _events: deque[JobEvent] = field(default_factory=deque)
-    _waiter: asyncio.Future[None] | None = None
+    events: deque[JobEvent] = field(default_factory=deque)
+    """Those that nobody has looked at."""
+    news: Callable[[], None] | None = None
+    """Told when there is an event, and when somebody nudges. It looks at once, in the call of who
+    brought the event: a task woken for it would cost as much as all the rest."""
 
     def push(self, event: JobEvent) -> None:
         """An event of the engine, or of the link in its place."""
         if self.ended is not None:
             return
-        if isinstance(event, Tokens):
+        if type(event) is Tokens:
             self.last_token = time.monotonic()
             if self.first_token is None:
                 self.first_token = self.last_token
@@ -61,26 +63,13 @@ class Job:
         elif isinstance(event, End):
             self.ended = event
         if self.cancelled is None or isinstance(event, End):
-            self._events.append(event)
-        self.nudge()
-
-    async def wait(self) -> bool:
-        """Until there is an event; False when somebody nudged instead."""
-        if not self._events:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-            self._waiter = None
-        return bool(self._events)
+            self.events.append(event)
+            self.nudge()
 
     def nudge(self) -> None:
-        """Wake who waits, so that it can say that there is nothing new."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def take(self) -> Iterator[JobEvent]:
-        """The events that are there."""
-        while self._events:
-            yield self._events.popleft()
+        """Let the one who listens look, and say where the request stands if there is nothing."""
+        if self.news is not None:
+            self.news()
 
 
 class Jobs:

@@ -41,6 +41,7 @@ from strata.serve.messages import (
     encode,
 )
 
+_OF_A_JOB = (Tokens, Reading, PromptLogprobs, End)
 ENGINE = (sys.executable, "-m", "strata.serve.engine_process")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 STOP_GRACE_S = 15.0
@@ -271,7 +272,7 @@ class Link(asyncio.Protocol):
         self._gone.set()
 
     def _receive(self, message: Message) -> None:
-        if isinstance(message, Tokens | Reading | PromptLogprobs | End):
+        if isinstance(message, _OF_A_JOB):
             self._pulse_at = time.monotonic()
             job = self.jobs.event(message)
             if job is not None and isinstance(message, End):

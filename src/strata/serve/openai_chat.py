@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -78,10 +77,9 @@ def router(server: Server) -> APIRouter:
         server.require_model(body.model)
         ask = await chat_ask(server, _read(server, body))
         generation = server.begin(ask)
-        answer = ChatAnswer(server, generation)
-        options = body.stream_options or StreamOptions()
-        pieces = answer.stream(options.include_usage) if body.stream else None
-        return await respond(request, pieces, answer.whole, generation.cancel, answer.said.headers)
+        with_usage = body.stream_options is not None and body.stream_options.include_usage
+        answer = ChatAnswer(server, generation, with_usage)
+        return await respond(request, generation, answer, stream=bool(body.stream))
 
     return routes
 
@@ -138,70 +136,71 @@ def _go_on(body: ChatBody) -> bool | None:
 class ChatAnswer:
     """Turns pieces into chunks or into one message."""
 
-    def __init__(self, server: Server, generation: Generation) -> None:
+    def __init__(self, server: Server, generation: Generation, with_usage: bool) -> None:
         self.said = Said(server, generation, f"chatcmpl-{uuid.uuid4().hex}")
         self._generation = generation
         self._logprobs = generation.ask.logprobs >= 0
+        self._with_usage = with_usage
+        self._fixed = self.said.fixed("chat.completion.chunk")[:-1]
+        self._begun: set[int] = set()
 
-    async def stream(self, with_usage: bool) -> AsyncIterator[bytes]:
-        """Events."""
-        said, generation = self.said, self._generation
-        fixed = said.fixed("chat.completion.chunk")[:-1]
-        begun: set[int] = set()
-        try:
-            async for piece in generation.pieces():
-                out = bytearray()
-                if piece.index not in begun:
-                    begun.add(piece.index)
-                    out += self._chunk(fixed, piece.index, '{"role":"assistant","content":""}')
-                out += self._chunks(fixed, piece)
-                if piece.finish:
-                    reason = f'"{piece.finish}"'
-                    more = said.tail(last=not with_usage)
-                    out += self._chunk(fixed, piece.index, "{}", reason, more)
-                elif piece.where and not piece.tokens:
-                    out += f": {piece.where}\n\n".encode()
-                if out:
-                    yield bytes(out)
-            if with_usage:
-                usage = json.dumps(usage_of(generation.usage))
-                yield sse(f'{fixed},"choices":[],"usage":{usage}{said.tail(last=True)}}}')
-        except ApiError as error:
-            yield sse(json.dumps(error.openai()))
-        yield b"data: [DONE]\n\n"
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the response."""
+        return self.said.headers
 
-    def _chunks(self, fixed: str, piece: Piece) -> bytes:
+    def opening(self) -> bytes:
+        """Nothing yet."""
+        return b""
+
+    def add(self, piece: Piece) -> bytes:
+        """Chunks of a piece."""
+        out, index = self._chunks(piece), piece.index
+        if index not in self._begun:
+            self._begun.add(index)
+            out = self._chunk(index, '{"role":"assistant","content":""}') + out
+        if piece.finish:
+            more = self.said.tail(last=not self._with_usage)
+            out += self._chunk(index, "{}", f'"{piece.finish}"', more)
+        elif piece.where and not piece.tokens:
+            out += f": {piece.where}\n\n"
+        return out.encode()
+
+    def closing(self) -> bytes:
+        """Usage, when it is asked for, and the end mark."""
+        return self.said.closing(self._fixed, self._with_usage)
+
+    def failed(self, error: ApiError) -> bytes:
+        """The error as an event."""
+        self._with_usage = False
+        return sse(json.dumps(error.openai()))
+
+    def _chunks(self, piece: Piece) -> str:
         """The deltas of a piece; with log-probabilities they go out together, in one chunk."""
+        index = piece.index
         if not self._logprobs:
-            return b"".join(self._chunk(fixed, piece.index, _delta(d)) for d in piece.deltas)
+            return "".join([self._chunk(index, _delta(delta)) for delta in piece.deltas])
         if not piece.tokens and not piece.deltas:
-            return b""
+            return ""
         logprobs = json.dumps({"content": self.said.logprobs(piece.tokens), "refusal": None})
         texts = [delta for delta in piece.deltas if isinstance(delta, ContentText)]
         first = "".join(delta.text for delta in texts)
-        out = self._chunk(fixed, piece.index, _delta(ContentText(first)), logprobs=logprobs)
+        out = self._chunk(index, _delta(ContentText(first)), logprobs=logprobs)
         rest = [delta for delta in piece.deltas if not isinstance(delta, ContentText)]
-        return out + b"".join(self._chunk(fixed, piece.index, _delta(d)) for d in rest)
+        return out + "".join(self._chunk(index, _delta(d)) for d in rest)
 
-    @staticmethod
     def _chunk(
-        fixed: str,
-        index: int,
-        delta: str,
-        reason: str = "null",
-        more: str = "",
-        logprobs: str = "null",
-    ) -> bytes:
+        self, index: int, delta: str, reason: str = "null", more: str = "", logprobs: str = "null"
+    ) -> str:
         return (
-            f'data: {fixed},"choices":[{{"index":{index},"delta":{delta},"logprobs":{logprobs},'
-            f'"finish_reason":{reason}}}]{more}}}\n\n'
-        ).encode()
+            f'data: {self._fixed},"choices":[{{"index":{index},"delta":{delta},'
+            f'"logprobs":{logprobs},"finish_reason":{reason}}}]{more}}}\n\n'
+        )
 
     async def whole(self) -> dict[str, Any]:
         """The response at once."""
         messages = [Message() for _ in range(self._generation.ask.n)]
-        async for piece in self._generation.pieces():
-            messages[piece.index].add(piece)
+        await self._generation.each(lambda piece: messages[piece.index].add(piece))
         choices = [
             {
                 "index": i,

@@ -79,6 +79,15 @@ class Said:
             return ""
         return "," + json.dumps(extra(self._generation), ensure_ascii=False)[1:-1]
 
+    def closing(self, fixed: str, with_usage: bool) -> bytes:
+        """The end of a stream: the usage, if it is asked for, and the end mark. fixed: of its
+        chunks, without the closing brace."""
+        if not with_usage:
+            return b"data: [DONE]\n\n"
+        usage = json.dumps(usage_of(self._generation.usage))
+        last = f'{fixed},"choices":[],"usage":{usage}{self.tail(last=True)}}}'
+        return f"data: {last}\n\ndata: [DONE]\n\n".encode()
+
     def logprobs(self, items: list[list[Any]]) -> list[dict[str, Any]]:
         """Of tokens of an answer."""
         return [

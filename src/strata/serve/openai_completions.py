@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -57,10 +56,9 @@ def router(server: Server) -> APIRouter:
         server.require_ready()
         server.require_model(body.model)
         generation = server.begin(await _ask(server, body))
-        answer = CompletionAnswer(server, generation, bool(body.echo))
-        options = body.stream_options or StreamOptions()
-        pieces = answer.stream(options.include_usage) if body.stream else None
-        return await respond(request, pieces, answer.whole, generation.cancel, answer.said.headers)
+        with_usage = body.stream_options is not None and body.stream_options.include_usage
+        answer = CompletionAnswer(server, generation, bool(body.echo), with_usage)
+        return await respond(request, generation, answer, stream=bool(body.stream))
 
     return routes
 
@@ -115,46 +113,57 @@ async def _ask(server: Server, body: CompletionBody) -> Ask:
 class CompletionAnswer:
     """Turns pieces into chunks or into one response."""
 
-    def __init__(self, server: Server, generation: Generation, echo: bool) -> None:
+    def __init__(
+        self, server: Server, generation: Generation, echo: bool, with_usage: bool
+    ) -> None:
         self.said = Said(server, generation, f"cmpl-{uuid.uuid4().hex}")
         self._server = server
         self._generation = generation
         self._echo = echo
+        self._with_usage = with_usage
+        self._fixed = self.said.fixed("text_completion")[:-1]
+        self._begun: set[int] = set()
         self._rows: dict[int, CompletionLogprobs] = {}
 
-    async def stream(self, with_usage: bool) -> AsyncIterator[bytes]:
-        """Events."""
-        fixed = self.said.fixed("text_completion")[:-1]
-        begun: set[int] = set()
-        try:
-            async for piece in self._generation.pieces():
-                if not (piece.deltas or piece.tokens or piece.prompt or piece.finish):
-                    yield f": {piece.where}\n\n".encode()
-                    continue
-                text = _text(piece)
-                if piece.index not in begun:
-                    begun.add(piece.index)
-                    text = self._prompt_text(piece.index) + text if self._echo else text
-                logprobs = json.dumps(self._logprobs(piece.index, [piece]))
-                reason = f'"{piece.finish}"' if piece.finish else "null"
-                more = self.said.tail(last=bool(piece.finish) and not with_usage)
-                yield sse(
-                    f'{fixed},"choices":[{{"index":{piece.index},"text":{quoted(text)},'
-                    f'"logprobs":{logprobs},"finish_reason":{reason}}}]{more}}}'
-                )
-            if with_usage:
-                usage = json.dumps(usage_of(self._generation.usage))
-                yield sse(f'{fixed},"choices":[],"usage":{usage}{self.said.tail(last=True)}}}')
-        except ApiError as error:
-            yield sse(json.dumps(error.openai()))
-        yield b"data: [DONE]\n\n"
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the response."""
+        return self.said.headers
+
+    def opening(self) -> bytes:
+        """Nothing yet."""
+        return b""
+
+    def add(self, piece: Piece) -> bytes:
+        """The chunk of a piece."""
+        if not (piece.deltas or piece.tokens or piece.prompt or piece.finish):
+            return b"" if piece.error else f": {piece.where}\n\n".encode()
+        text, index = _text(piece), piece.index
+        if index not in self._begun:
+            self._begun.add(index)
+            text = self._prompt_text(index) + text if self._echo else text
+        logprobs = json.dumps(self._logprobs(index, [piece]))
+        reason = f'"{piece.finish}"' if piece.finish else "null"
+        more = self.said.tail(last=bool(piece.finish) and not self._with_usage)
+        return sse(
+            f'{self._fixed},"choices":[{{"index":{index},"text":{quoted(text)},'
+            f'"logprobs":{logprobs},"finish_reason":{reason}}}]{more}}}'
+        )
+
+    def closing(self) -> bytes:
+        """Usage, when it is asked for, and the end mark."""
+        return self.said.closing(self._fixed, self._with_usage)
+
+    def failed(self, error: ApiError) -> bytes:
+        """The error as an event."""
+        self._with_usage = False
+        return sse(json.dumps(error.openai()))
 
     async def whole(self) -> dict[str, Any]:
         """The response at once."""
         ask = self._generation.ask
         pieces: list[list[Piece]] = [[] for _ in range(len(ask.prompts) * ask.n)]
-        async for piece in self._generation.pieces():
-            pieces[piece.index].append(piece)
+        await self._generation.each(lambda piece: pieces[piece.index].append(piece))
         choices = []
         for index, parts in enumerate(pieces):
             text = self._prompt_text(index) if self._echo else ""

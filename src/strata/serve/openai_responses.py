@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -18,7 +17,7 @@ from strata.serve.bodies import Body, Count, Effort, Sampled, leftovers
 from strata.serve.chat import ChatRequest, chat_ask
 from strata.serve.errors import ApiError, bad_request
 from strata.serve.forms import response_form
-from strata.serve.generation import Generation
+from strata.serve.generation import Generation, Piece
 from strata.serve.openai_common import Said, extra
 from strata.serve.server import Server
 from strata.serve.streams import respond
@@ -68,8 +67,7 @@ def router(server: Server) -> APIRouter:
         server.require_model(body.model)
         generation = server.begin(await chat_ask(server, _read(server, body)))
         answer = ResponsesAnswer(server, generation, body)
-        pieces = answer.stream() if body.stream else None
-        return await respond(request, pieces, answer.whole, generation.cancel, answer.said.headers)
+        return await respond(request, generation, answer, stream=bool(body.stream))
 
     return routes
 
@@ -111,34 +109,47 @@ class ResponsesAnswer:
         self._ids: dict[int, str] = {}
         self._sequence = 0
 
-    async def stream(self) -> AsyncIterator[bytes]:
-        """Events."""
-        yield self._event("response.created", response=self._response("in_progress"))
-        yield self._event("response.in_progress", response=self._response("in_progress"))
-        try:
-            async for piece in self._generation.pieces():
-                out = bytearray()
-                self._finish = piece.finish
-                steps = list(self._blocks.add(piece.deltas))
-                if piece.finish:
-                    steps += self._blocks.close()
-                for step, block, text in steps:
-                    out += self._step(step, block, text)
-                if piece.finish:
-                    out += self._final(piece.finish)
-                elif not out:
-                    out += f": {piece.where}\n\n".encode()
-                yield bytes(out)
-        except ApiError as error:
-            failed = self._response("failed")
-            failed["error"] = {"code": "server_error", "message": error.message}
-            yield self._event("response.failed", response=failed)
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the response."""
+        return self.said.headers
+
+    def opening(self) -> bytes:
+        """The response as it begins, twice, as the API has it."""
+        return b"".join(
+            self._event(kind, response=self._response("in_progress"))
+            for kind in ("response.created", "response.in_progress")
+        )
+
+    def add(self, piece: Piece) -> bytes:
+        """Events of a piece."""
+        self._finish = piece.finish
+        steps = list(self._blocks.add(piece.deltas))
+        if piece.finish:
+            steps += self._blocks.close()
+        out = b"".join([self._step(step, block, text) for step, block, text in steps])
+        if piece.finish:
+            out += self._final(piece.finish)
+        return out if out or piece.error else f": {piece.where}\n\n".encode()
+
+    def closing(self) -> bytes:
+        """The last event was the end."""
+        return b""
+
+    def failed(self, error: ApiError) -> bytes:
+        """The error as an event."""
+        failed = self._response("failed")
+        failed["error"] = {"code": "server_error", "message": error.message}
+        return self._event("response.failed", response=failed)
 
     async def whole(self) -> dict[str, Any]:
         """The response at once."""
-        async for piece in self._generation.pieces():
+
+        def add(piece: Piece) -> None:
             list(self._blocks.add(piece.deltas))
             self._finish = piece.finish
+
+        await self._generation.each(add)
         return self._ended(self._finish)
 
     def _final(self, finish: str) -> bytes:
