@@ -77,6 +77,10 @@ class ScriptedModelEngine(ScriptedEngine):
         self.adapter = None
         self.closed = False
 
+    def run_window(self, tokens: Sequence[int]) -> np.ndarray:
+        window = self.verify(tokens)
+        return np.stack([window.row(t) for t in range(len(tokens))])
+
     def commit(self, n: int) -> None:
         assert not self.closed
         super().commit(n)
@@ -182,10 +186,10 @@ def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str])
         (["run", "m", "hi", "--kv"], "expected one argument"),
         (["run", "m", "hi", "--raw", "--system", "x"], "--raw and --system exclude each other"),
         (["run"], "MODEL"),
-        (["plan", "m", "--temperature", "1"], "unknown option --temperature"),
+        (["plan", "m", "--temperature", "1"], "--temperature has no effect here"),
         (["logpos", "m", "--text", "t"], "--out"),
-        (["logpos", "m", "--text", "t", "--out", "o", "--top", "300"], "--top 300: must be"),
-        (["logpos", "m", "--text", "t", "--out", "o", "--window", "9"], "--window 9: must be"),
+        (["logpos", "m", "--text", __file__, "--out", "o", "--top", "300"], "--top 300: must be"),
+        (["logpos", "m", "--text", __file__, "--out", "o", "--window", "9"], "--window 9: must be"),
         (["logpos", "m", "--text", "nowhere.txt", "--out", "o"], "nowhere.txt: No such file"),
         (["explain", "m", "--window", "x"], "--window x: must be between 1 and 8"),
         (["inspect", "nowhere.gguf"], "nowhere.gguf"),

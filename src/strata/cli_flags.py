@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from strata.core.errors import SettingError
+from strata.core.files import require_file, require_text
 from strata.core.setting_kinds import Scope, SettingInfo
 from strata.core.settings import SETTINGS, nearest
 from strata.core.settings_load import CONFIG_ENV, Effective, load_settings
@@ -15,6 +17,14 @@ from strata.core.settings_load import CONFIG_ENV, Effective, load_settings
 ENGINE: tuple[Scope, ...] = ("engine",)
 REQUEST: tuple[Scope, ...] = ("engine", "request")
 SERVE: tuple[Scope, ...] = ("serve", "engine", "request")
+
+
+_BELONGS: dict[Scope, str] = {
+    "serve": "is a setting of strata serve",
+    "request": "is about sampling, and this command writes no text",
+    "engine": "is fixed when a model is loaded, and this command loads none",
+}
+OUTPUTS, TEXTS, DRAWN = ("json", "plot", "out"), ("text", "texts"), (".png", ".svg", ".pdf")
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -38,9 +48,13 @@ class CommandParser(argparse.ArgumentParser):
         if extra:
             flag = extra[0].partition("=")[0]
             if flag.startswith("-"):
+                other = next((i for i in SETTINGS.values() if i.flag == flag), None)
+                if other is not None:
+                    self.error(f"{flag} has no effect here: it {_BELONGS[other.scope]}")
                 known = [name for action in self._actions for name in action.option_strings]
                 self.error(f"unknown option {flag}{nearest(flag, known)}")
             self.error(f"unexpected argument {extra[0]!r}; text with spaces needs quotes")
+        _require_files(args)
         return args
 
     def add_settings(self, scopes: Iterable[Scope]) -> None:
@@ -58,6 +72,23 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument(
             "--config", metavar="FILE", help=f"TOML file of settings (environment: {CONFIG_ENV})"
         )
+
+
+def _require_files(args: argparse.Namespace) -> None:
+    """What a command would find out after its work: a file it cannot write, a text it cannot
+    read."""
+    given = vars(args)
+    for name in OUTPUTS:
+        path = given.get(name)
+        if not isinstance(path, str) or path == "-":
+            continue
+        if name == "plot" and Path(path).suffix not in DRAWN:
+            raise SettingError(f"--plot {path}: a plot's name ends in {', '.join(DRAWN)}")
+        require_file(f"--{name}", Path(path))
+    for name in TEXTS:
+        for path in [given[name]] if isinstance(given.get(name), str) else given.get(name) or ():
+            if path != "-":
+                require_text(f"--{name}", Path(path))
 
 
 def asked_settings(args: argparse.Namespace) -> Effective:

@@ -12,6 +12,7 @@ from strata.cli_explain import window_size
 from strata.cli_flags import ENGINE, CommandParser, asked_settings
 from strata.cli_screen import open_model, say
 from strata.core.errors import ContextLengthError, InputError, SettingError
+from strata.core.settings import SETTINGS
 from strata.engine.logpos import NO_TOKEN, LogposWriter, extra_token
 from strata.engine.model import Model
 
@@ -43,6 +44,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_settings(ENGINE)
     args = parser.read(arguments)
     asked = asked_settings(args)
+    for name in ("logpos", "logpos_top"):
+        if asked.asked(name):
+            ours = "--out" if name == "logpos" else "--top"
+            parser.error(
+                f"{SETTINGS[name].flag} ({asked.sources[name]}) is about answers; this command "
+                f"writes none, use {ours}"
+            )
     window = window_size(args.window, asked.settings.spec)
     top = _top(args.top)
     text = _read(args.text)

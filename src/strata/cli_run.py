@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from strata.cli_flags import REQUEST, CommandParser, asked_settings, read_text
 from strata.cli_screen import open_model, say, show
+from strata.core.errors import SettingError
 from strata.engine.model import Message, Model
 
 
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--raw and --system exclude each other: a plain text has no system message")
     asked = asked_settings(args)
     text = read_text(args.prompt)
+    if not text:
+        raise SettingError("the prompt is empty; write one as an argument or pipe it in")
     with open_model(args.model, asked, quiet=args.quiet) as model:
         answer = model.generate(prompt_of(model, text, args.system, raw=args.raw))
         if not args.quiet:

@@ -12,6 +12,7 @@ from strata.cli_flags import ENGINE, CommandParser, asked_settings
 from strata.cli_quality import progress_bar, whole_number
 from strata.cli_screen import open_model, say
 from strata.core.errors import SettingError
+from strata.core.files import require_folder
 from strata.core.settings_load import Effective
 from strata.engine.fingerprints import machine_facts, model_digest
 from strata.engine.model import Model, load_effective
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     budget = _budget(args.kl_budget)
     if asked.settings.quality_budget >= 0:
         parser.error("tune finds what --quality-budget uses; leave it out")
+    require_folder("--profile-dir", profile_folder(asked.settings), "profiles")
     points, lines = _tune(args, asked, budget)
     print("\n".join(lines))
     if args.json:

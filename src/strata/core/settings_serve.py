@@ -60,7 +60,8 @@ class ServeSettings:
         unit="copies")
     park_gb: float = number(
         -1.0, 0, 1 << 20,
-        "Main memory for conversations that were left for another one; auto takes up to 2 GiB while 2 GiB stay free, 0 parks none.", unit="GiB", auto=-1.0)
+        "Main memory for conversations that were left for another one; auto takes up to 2 GiB "
+        "while 2 GiB stay free, 0 parks none.", unit="GiB", auto=-1.0)
     park_dir: str = text(
         "", "Folder where conversations are kept when the model is closed, and found again.",
         kind="DIR")

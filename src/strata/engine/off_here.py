@@ -7,11 +7,11 @@ nothing to do is not refused: the start-up report and the server's status say "o
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from strata.core.errors import InputError, SettingError
+from strata.core.files import require_file, require_folder
 from strata.core.settings import SETTINGS, Settings
 from strata.engine.variants import require_defer_layers
 from strata.models.spec import MlaSpec, ModelSpec, MoeSpec
@@ -70,51 +70,25 @@ def require_outputs(settings: Settings) -> None:
     for name in ("logpos", "expert_profile_save"):
         path = getattr(settings, name)
         if path is not None:
-            _require_file(SETTINGS[name].flag, path)
+            require_file(SETTINGS[name].flag, path)
     times = settings.defer_below_profile
     if times is not None and not times.exists():  # else it is read, and may be read-only
-        _require_file("--defer-below-profile", times, make_folder=True)
+        _require_place("--defer-below-profile", times.parent)  # is made when they are stored
+        if times.parent.is_dir():
+            require_file("--defer-below-profile", times)
     if settings.pack is not None:
         _require_place("--pack", settings.pack)
     if settings.park_dir:
-        _require_folder("--park-dir", Path(settings.park_dir), "conversations")
-
-
-def _require_file(flag: str, path: Path, *, make_folder: bool = False) -> None:
-    """Open it for appending; a file that was not there before is taken away again."""
-    try:
-        if make_folder:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        there = path.exists()
-        with path.open("a", encoding="utf-8"):
-            pass
-        if not there:
-            path.unlink()
-    except OSError as error:
-        raise InputError(
-            f"{flag} {path}: cannot be written ({error.strerror or error}); name another file"
-        ) from None
+        require_folder("--park-dir", Path(settings.park_dir), "conversations")
 
 
 def _require_place(flag: str, folder: Path) -> None:
-    """A folder is there or can be made; it is not made yet, because the plan may not fit."""
+    """A folder is there or may be made; it is not made yet, because the plan may not fit."""
     first = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     if not first.is_dir():
         raise InputError(f"{flag} {folder}: {first} is not a folder; name a new or empty one")
     if not os.access(first, os.R_OK | os.X_OK):
         raise InputError(f"{flag} {folder}: {first} may not be opened; name another folder")
-
-
-def _require_folder(flag: str, folder: Path, what: str) -> None:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise SettingError(
-            f"{flag} {folder}: {what} cannot be kept there ({error.strerror or error}); name a "
-            f"folder that can be written"
-        ) from None
 
 
 def without_effect(

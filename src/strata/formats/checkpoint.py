@@ -181,6 +181,8 @@ def open_checkpoint(path: str | Path, *, for_inspection: bool = False) -> Checkp
     without a decoder). Damage is refused either way. Raises InputError, FormatError or
     UnsupportedError, one line.
     """
+    if not str(path):  # pathlib takes it for the current folder
+        raise InputError("the model's path is empty; give a file or a folder")
     found = find_checkpoint(Path(path))
     if found.format == "gguf":
         checkpoint = _open_gguf(found, for_inspection)
