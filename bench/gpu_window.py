@@ -70,7 +70,7 @@ def measure(engine: object, size: int, n: int) -> dict[str, object]:
             before = {p: counters.total(p) for p in Place}
         tokens = [int(t) for t in rng.integers(0, engine.n_vocab, size)]
         began = time.perf_counter()
-        engine.run_window(tokens)
+        engine.verify(tokens)
         engine.commit(size)
         times.append(time.perf_counter() - began)
     warm = times[n // 3 :]

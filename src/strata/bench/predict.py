@@ -258,7 +258,7 @@ class SliceWindows:
             if self._replay is not None:
                 self._replay.seek(self.engine.length)
             start = time.perf_counter()
-            self.engine.run_window([self._token])
+            self.engine.verify([self._token])
             self.engine.commit(1)
             found.append(time.perf_counter() - start)
         return found

@@ -20,6 +20,7 @@ from strata.bench.routing import Replay
 from strata.core.types import Place
 from strata.engine.draft import Drafter
 from strata.engine.engine import Engine
+from strata.engine.window_output import WindowOutput
 
 COUNT_EVERY = 4
 """Experts are counted in every 4th window, outside the measured time."""
@@ -187,20 +188,27 @@ class Decoder:
         if plan.window is not None:
             size, keep = min(plan.window, most), min(plan.accept, most)
             window = [text[-1], *_fillers(text[-1], size - 1, engine.n_vocab)]
-            picks = [int(t) for t in np.argmax(engine.run_window(window)[:keep], axis=1)]
+            output = engine.verify(window)
+            picks = [_highest(output, place) for place in range(keep)]
             engine.commit(keep)
             return window, keep, picks
         drafts = list(drafter.propose(min(engine.settings.spec, most) - 1)) if most > 1 else []
         window = [text[-1], *drafts]
-        rows = engine.run_window(window)
+        output = engine.verify(window)
         picks = []
-        for place, row in enumerate(rows):
-            picks.append(int(np.argmax(row)))
+        for place in range(len(window)):
+            picks.append(_highest(output, place))
             if place >= len(drafts) or drafts[place] != picks[-1]:
                 break
         engine.commit(len(picks))
         drafter.extend(picks)
         return window, len(picks), picks
+
+
+def _highest(output: WindowOutput, place: int) -> int:
+    """The greedy pick; a row that is not finite is refused by the commit."""
+    best = output.greedy(place)
+    return int(np.argmax(output.row(place))) if best is None else best
 
 
 def _fillers(token: int, n: int, n_vocab: int) -> list[int]:
