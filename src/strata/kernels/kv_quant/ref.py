@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 
 _CODES = {8: torch.int8, 4: torch.uint8}
+_BYTES = torch.arange(256)
+_PAIRS = (torch.stack([_BYTES & 15, _BYTES >> 4], dim=-1) - 8).half().view(torch.int32).flatten()
+"""Both numbers of every byte of 4-bit codes: a look-up is several times faster than unpacking."""
 
 
 def bits_of(dtype: torch.dtype) -> int:
@@ -39,9 +42,9 @@ def encode(x: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.
 def decode(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """f16 [..., d]."""
     if codes.dtype == torch.uint8:
-        pairs = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
-        values = pairs.float() - 8
+        pairs = _PAIRS.to(codes.device).index_select(0, codes.flatten().int())
+        values = pairs.view(torch.float16)
     else:
-        values = codes.float()
-    parts = values.reshape(*scale.shape, -1)
-    return (parts * scale.float().unsqueeze(-1)).half().flatten(-2)
+        values = codes.half()
+    # codes are exact in f16, so their product with the scale is rounded once
+    return (values.view(*scale.shape, -1) * scale.unsqueeze(-1)).flatten(-2)
