@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from strata.experts.layouts import Entry
+from strata.experts.link_stage import STAGE_BYTES
 from strata.experts.store import stride_of
 from strata.experts.stream import BUFFERS
 from strata.kernels.gpu_weight import gpu_bytes
@@ -12,8 +13,8 @@ from strata.models.inventory import inventory
 from strata.models.spec import ModelSpec
 from strata.models.weights import PlannedWeight
 
-RESERVE_BYTES = 384 << 20
-"""Left alone: graphs, compiled kernels, and what the driver takes later."""
+RESERVE_BYTES = (384 << 20) + STAGE_BYTES
+"""Left alone: graphs, compiled kernels, what the driver takes later, and experts on their way."""
 
 
 def dense_bytes(spec: ModelSpec, planned: Sequence[PlannedWeight]) -> int:

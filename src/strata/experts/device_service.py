@@ -16,6 +16,7 @@ import torch
 
 from strata.core.types import Place
 from strata.experts.fast_tier import FastTier
+from strata.experts.link_stage import LinkStage
 from strata.experts.store import ExpertStore
 from strata.experts.workers import Worker
 from strata.kernels.expert_rows.launch import (
@@ -124,12 +125,16 @@ class DeviceService:
         self.device, self._n_active = device, list(n_active)
         n_layers = len(n_active)
         self._experts = [gpu_expert(g.shape) if g is not None else None for g in store.layers]
+        self._blob_bytes = [0 if g is None else g.shape.blob_bytes for g in store.layers]
         widest = max((len(a) for a in tier.address_LE), default=0)
         self._vram_LE = torch.zeros((n_layers, max(widest, 1)), dtype=torch.int64, device=device)
         self._host_LE = torch.zeros_like(self._vram_LE)
         if host_addr_LE is not None:
             self._host_LE.copy_(torch.from_numpy(_table(host_addr_LE, self._host_LE.shape)))
         self._version = -1
+        self._stage: LinkStage | None = None
+        if host_addr_LE is not None and any(len(a) for a in host_addr_LE):
+            self._stage = LinkStage(store, tier, device)
         self._all_resident = -1, False
         """(version of the tier, answer of ``all_resident`` for it)"""
         self._server: Server | None = None
@@ -177,12 +182,17 @@ class DeviceService:
         if self._version != self.tier.version:
             table = _table(self.tier.address_LE, self._vram_LE.shape)
             self._vram_LE.copy_(torch.from_numpy(table))
+            if self._stage is not None:
+                self._stage.refresh()
             self._version = self.tier.version
 
     def show(self, address_LE: Sequence[npt.NDArray[np.int64]]) -> None:
         """Let the device see experts at these addresses until the next ``refresh``."""
         self._vram_LE.copy_(torch.from_numpy(_table(address_LE, self._vram_LE.shape)))
         self._version = -1
+        self._stage: LinkStage | None = None
+        if host_addr_LE is not None and any(len(a) for a in host_addr_LE):
+            self._stage = LinkStage(store, tier, device)
 
     def shown(self, layer: int) -> tuple[GpuExpert, torch.Tensor]:
         """A layer's experts as kernels see them, and their addresses, int64 [E] on the device."""
@@ -229,13 +239,17 @@ class DeviceService:
         x_TD: torch.Tensor,
         x_q: Quantized | None,
         rows_RD: torch.Tensor,
+        missed: bool = True,
     ) -> None:
-        """Rows of the cached experts and of the PCIe share. Two launches."""
+        """Rows of the cached experts and of the PCIe share. Two launches, three when experts may
+        be missed and lie within the device's reach."""
         expert, made = self._experts[layer], self.buffers(len(x_TD))
         assert expert is not None, f"layer {layer} has no routed experts"
-        hidden = made.hidden[expert]
-        gate_up(expert, made.gpu, x_TD, x_q, hidden)
-        down(expert, made.gpu, hidden, rows_RD, len(x_TD))
+        hidden, groups = made.hidden[expert], made.gpu
+        if missed and self._stage is not None:
+            groups = self._stage.fetch(groups, self._blob_bytes[layer])
+        gate_up(expert, groups, x_TD, x_q, hidden)
+        down(expert, groups, hidden, rows_RD, len(x_TD))
 
     def defer_below(self, below_L: Sequence[float]) -> None:
         """From the next window on, CPU rows of layer l with a smaller share of their token's weight

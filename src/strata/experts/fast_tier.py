@@ -58,6 +58,11 @@ class FastTier:
         """Memory of all slots."""
         return self.n_slots * self._slot_bytes
 
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Address and bytes of the slots."""
+        return self._slots.data_ptr(), self.n_bytes
+
     def resident(self) -> list[Pair]:
         """Pairs in the tier."""
         return sorted(self._slot_of)

@@ -168,7 +168,7 @@ class _Builder:
             layer,
             ("ffn_x", "plan"),
             ("rows",),
-            lambda: service.rows(layer, x.x, x.q, frame["rows"]),
+            lambda: service.rows(layer, x.x, x.q, frame["rows"], missed=self._host),
         )
         if self._host:
             wait = self._meeting.wait
