@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -13,6 +19,7 @@ from strata.kernels.kv_quant.triton import KvScales
 from strata.kernels.rotary.triton import rotary_table
 from strata.models.spec import RotarySpec
 
+ROOT = Path(__file__).resolve().parents[2]
 T, H, G, START = 2, 4, 2, 11
 SPEC = RotarySpec(tuple(0.5**i for i in range(8)), "half")
 
@@ -65,3 +72,14 @@ def test_append_then_attention(bits: int, dim: int, triton_device: torch.device)
         )
         outs.append(out.cpu())
     assert torch.equal(outs[0], outs[1])
+
+
+def test_products_over_codes_are_laid_out_like_those_over_f16(tmp_path: Path) -> None:
+    """Expectation: operand widths of the f16 cache. Triton 3.6 would take 8 for 4-bit codes, which
+    needs 64 positions a product: with 16 it counted some twice, on a GPU only."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env |= {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.kernels.compile_attention"]
+    run = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert json.loads(run.stdout) == {"16": [2], "8": [2], "4": [2]}
