@@ -79,7 +79,7 @@ def test_long_prompts_and_a_recorded_trace(
         (["bench"], "give either MODEL or --synthetic"),
         (["bench", PATH, "--layers", "2"], "make a synthetic model smaller"),
         (["bench", PATH, "--accept", "2"], "--accept needs --window"),
-        (["bench", PATH, "--window", "9"], "--window 9: must be between 1 and 8"),
+        (["bench", PATH, "--window", "9"], "--window 9: different numbers between 1 and 8"),
         (["bench", PATH, "--window", "2", "--accept", "3"], "--accept 3: must be between"),
         (["bench", PATH, "--prompts", "13"], "--prompts 13: must be between 1 and 12"),
         (["bench", PATH, "--locality", "1,0", "--trace", "x"], "exclude each other"),

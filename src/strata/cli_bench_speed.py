@@ -11,6 +11,7 @@ from strata.bench.arms import parse_arms
 from strata.bench.prompts import SHORT
 from strata.bench.report import (
     Record,
+    by_cell,
     load_records,
     plot,
     require_comparable,
@@ -50,11 +51,17 @@ def main(arguments: Sequence[str]) -> int:
         rounds=number("rounds", 3),
         long_tokens=LONG_TOKENS if args.long else 0,
         layers=not args.no_layers,
+        predict=args.predict,
+        slots=_numbers(parser, "slots", args.slots, 0, 1 << 20),
+        threads=_numbers(parser, "threads", args.threads, 1, 1024),
+        at=_numbers(parser, "at", args.at, 1, 1 << 20),
     )
+    if options.at and options.long_tokens:
+        parser.error("--at and --long exclude each other: a state is made up or read")
     options = _routing(parser, args, _window(parser, args, options))
     earlier = load_records(path) if path is not None and args.append else []
-    if not args.force:
-        require_comparable(earlier)
+    for _, alike in by_cell(earlier) if not args.force else ():
+        require_comparable(alike)
     outcome = run_speed(options, asked, lambda text: say([text]))
     records = [*earlier, *outcome.records]
     if path is not None:
@@ -67,9 +74,10 @@ def main(arguments: Sequence[str]) -> int:
 def _show(records: Sequence[Record], force: bool, plot_path: str | None) -> int:
     if not records:
         raise SettingError("there is nothing to show: the file holds no arm")
-    if not force:
-        require_comparable(records)
-    print("\n".join(table(records)))
+    for title, alike in by_cell(records):
+        if not force:
+            require_comparable(alike)
+        print("\n".join([*([f"{title}:"] if title else []), *table(alike)]))
     if plot_path:
         plot(records, Path(plot_path))
     return 0
@@ -111,14 +119,21 @@ def _parser() -> CommandParser:
     parser = CommandParser("bench", "Measure decode speed: prompts x tokens x rounds.")
     add_model(parser)
     add = parser.add_argument
-    add("--arms", metavar="A,B", default="off", help="off, defer, check, repair, or "
-        "NAME=SETTING:VALUE joined by +; they take turns on one engine [default off]")  # fmt: skip
+    add("--arms", metavar="A,B", default="off", help="off, floor (off once more), check, defer, "
+        "below (what a mixer can hide), repair, repair-below, or NAME=SETTING:VALUE joined by +; "
+        "they take turns on one engine [default off]")  # fmt: skip
     add("--fresh", action="store_true", help="an engine per arm, one after another")
     add("--prompts", metavar="N", help="short prompts, 1 to 12 [default 12]")
     add("--tokens", metavar="N", help="tokens written after each [default 200]")
     add("--rounds", metavar="N", help="times over [default 3]")
     add("--quick", action="store_true", help="3 prompts x 32 tokens, 2 rounds")
     add("--long", action="store_true", help=f"3 prompts of {LONG_TOKENS} tokens instead")
+    add("--at", metavar="N", help="from a made-up state of N tokens instead of prompts that are "
+        "read: speed only; several with commas")  # fmt: skip
+    add("--slots", metavar="N", help="with so many experts in the fast tier; several with commas, "
+        "without loading anew")  # fmt: skip
+    add("--threads", metavar="N", help="with so many CPU workers; several with commas, on a GPU "
+        "without loading anew")  # fmt: skip
     add("--window", metavar="T", help="windows of exactly T tokens instead of drafts; "
         "several sizes with commas")  # fmt: skip
     add("--accept", metavar="N", help="with --window: tokens kept of each [default 1]")
@@ -127,6 +142,8 @@ def _parser() -> CommandParser:
     add("--trace", metavar="FILE", help="experts from a routing trace (.npy [L, tokens, K])")
     add("--cap-vram", metavar="X", help="the same as --vram-gb: act as a smaller card")
     add("--cap-slots", metavar="N", help="the same as --expert-cache: a smaller cache")
+    add("--predict", action="store_true", help="first predict windows of one token from slices of "
+        "the model, as doctor does, and compare")  # fmt: skip
     add("--no-layers", action="store_true", help="leave the per-layer times out")
     add("--json", metavar="FILE", help="keep the records in this file")
     add("--append", action="store_true", help="with --json: add to it and compare with its arms")
@@ -152,16 +169,26 @@ class _Numbers:
         return int(text)
 
 
+def _numbers(
+    parser: CommandParser, name: str, text: str | None, least: int, most: int
+) -> tuple[int, ...]:
+    """Different whole numbers with commas; () when not given."""
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    right = all(part.isdigit() and least <= int(part) <= most for part in parts)
+    if not right or len(set(parts)) < len(parts):
+        parser.error(f"--{name} {text}: different numbers between {least} and {most}, with commas")
+    return tuple(int(part) for part in parts)
+
+
 def _window(parser: CommandParser, args: Namespace, options: Options) -> Options:
     window, accept = args.window, args.accept
     if window is None:
         if accept is not None:
             parser.error("--accept needs --window: it says how many of its tokens are kept")
         return options
-    sizes = [part.strip() for part in window.split(",")]
-    if not all(size.isdigit() and 1 <= int(size) <= 8 for size in sizes):
-        parser.error(f"--window {window}: must be between 1 and 8, or several such sizes")
-    windows = tuple(int(size) for size in sizes)
+    windows = _numbers(parser, "window", window, 1, 8)
     kept = accept or "1"
     if not kept.isdigit() or not 1 <= int(kept) <= max(windows):
         parser.error(f"--accept {kept}: must be between 1 and --window {window}")

@@ -1,6 +1,7 @@
 """Arms: the ways of running that a benchmark compares, as changes of settings.
 
-    off, defer, check            by name
+    off, check, defer, below, repair, repair-below      by name; below: defers what a mixer can hide
+    floor                        off once more: how far equal arms differ
     NAME=SETTING:VALUE[+...]     any other, for example  light=defer-cpu:1+defer-cpu-below:0.05
 
 Arms that only change how windows run are variants of one engine and can take turns prompt by
@@ -22,9 +23,12 @@ from strata.window.run import WindowRunner
 
 NAMED: Mapping[str, Mapping[str, Any]] = {
     "off": {},
-    "defer": {"defer_cpu": "1"},
+    "floor": {},
     "check": {"defer_cpu": "check"},
+    "defer": {"defer_cpu": "1"},
+    "below": {"defer_cpu": "1", "defer_cpu_below": "auto"},
     "repair": {"defer_cpu": "repair"},
+    "repair-below": {"defer_cpu": "repair", "defer_cpu_below": "auto"},
 }
 OF_WINDOWS = frozenset(f.setting for f in FEATURES) | {"defer_layers", "defer_cpu_below"}
 """Settings that change nothing but the windows' steps and rules."""

@@ -1,13 +1,10 @@
 """Where a window's time goes, layer by layer, and what deferral could gain.
 
-    m  the mixer half of a layer      f  the fast side after routing: cached experts, shared expert,
-    c  the CPU pool on the layer's       combine, write
-       rows                           wait  what the window waits for the pool
+    m  the mixer half of a layer      f  the fast side's experts: shared and cached ones
+    c  the CPU pool on the layer's    wait  what the window waits for the pool
+       rows, hand-over included       rest  read, router, plan, hand-over, combine, write
 
-With deferral the pool of layer l works while the mixer of layer l + 1 runs, so a layer gains
-min(m of the next layer, max(0, c - f)); where some rows stay on time, c_on_time of the pool's work,
-min(m, max(0, c - max(f, c_on_time))). On the CPU alone both sides share the cores: the formula
-describes a machine with a GPU, and the gain here is none.
+What deferral could gain is worked out from them in ``bench/gains.py``.
 """
 
 from __future__ import annotations
@@ -15,29 +12,39 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from strata.bench.arms import with_steps
-from strata.bench.routing import moe_layers
 from strata.core.types import Place
 from strata.engine.engine import Engine
+from strata.engine.window_times import CPU_PART, wait_at_once
 from strata.experts.service import ExpertService
 from strata.memory.frame import Frame
 from strata.models.spec import ModelSpec
 from strata.window.program import Program, Step
 from strata.window.run import WindowRunner
-from strata.window.stamps import FAST_SIDE, WAITS, EventClock, HostClock, StepTimes, layer_kind
+from strata.window.stamps import (
+    FAST_SIDE,
+    LATE_SIDE,
+    WAITS,
+    EventClock,
+    HostClock,
+    StepTimes,
+    coarse,
+    layer_kind,
+)
 
 _NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Milliseconds a window of one layer. rest_ms: read, router, plan and hand-over."""
+    """Milliseconds a window of one layer. late_ms: what deferral and repair add (joins, corrected
+    reads, state written again)."""
 
     layer: int
     kind: str
@@ -46,13 +53,7 @@ class LayerTime:
     cpu_ms: float
     wait_ms: float
     rest_ms: float
-    on_time: float = 0.0
-    """Share of the CPU's rows that are not late, where some are."""
-
-    def gain_ms(self, next_mixer_ms: float) -> float:
-        """What deferral of all or (with on_time) some rows could gain here."""
-        held = max(self.fast_ms, self.cpu_ms * self.on_time)
-        return min(next_mixer_ms, max(0.0, self.cpu_ms - held))
+    late_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -66,47 +67,41 @@ class WindowTime:
     def total_ms(self) -> float:
         """Of the window with its waits, without the CPU's own time."""
         return self.outside_ms + sum(
-            t.mixer_ms + t.fast_ms + t.wait_ms + t.rest_ms for t in self.layers
+            t.mixer_ms + t.fast_ms + t.wait_ms + t.rest_ms + t.late_ms for t in self.layers
         )
 
-    def gain_ms(self, late: Sequence[int]) -> float:
-        """What deferral of these layers could gain in a window."""
-        mixer = {t.layer: t.mixer_ms for t in self.layers}
-        return sum(t.gain_ms(mixer.get(t.layer + 1, 0.0)) for t in self.layers if t.layer in late)
 
-
-def time_layers(
-    engine: Engine, variant: Any, run: Callable[[Any], object], on_time: float = 0.0
-) -> WindowTime:
+def time_layers(engine: Engine, variant: Any, run: Callable[[Any], object]) -> WindowTime:
     """Measure a variant; ``run`` makes windows of the variant that it is given.
 
     Windows are run twice: once as they are for m, f and waits, once with every layer waiting for
     the pool at its ring for c.
     """
     runner = engine.runner
-    own = isinstance(runner, WindowRunner)
-    compiled = runner.network.device.type == "cuda"
-    times = StepTimes(engine.spec, EventClock if compiled else HostClock)
     number = next(_NUMBERS)  # windows are kept by their variant's name
-    pool = PoolTimes(engine.service)
-    with _told(runner, times) if compiled else nullcontext():
+    if isinstance(runner, WindowRunner):
+        times, pool = StepTimes(engine.spec), PoolTimes(engine.service)
         run(with_steps(variant, f"{variant.name} timed {number}", times))
-    if own:
         run(with_steps(variant, f"{variant.name} in turn {number}", pool))
-    else:
-        pool.watch_host(lambda: run(variant))
-    return _window_time(engine.spec, times, pool, on_time)
+        return _window_time(engine.spec, times, pool.ms)
+    clock = EventClock if runner.network.device.type == "cuda" else HostClock
+    times, in_turn = (StepTimes(engine.spec, clock, part_of=coarse) for _ in range(2))
+    with told(runner, times.ended):
+        run(with_steps(variant, f"{variant.name} timed {number}", times))
+    with told(runner, in_turn.ended):
+        run(with_steps(variant, f"{variant.name} in turn {number}", wait_at_once, in_turn))
+    return _window_time(engine.spec, times, lambda layer: in_turn.layer_ms(layer, CPU_PART))
 
 
 @contextmanager
-def _told(runner: Any, times: StepTimes) -> Iterator[None]:
-    """A runner that tells the times of every window that it replayed."""
+def told(runner: Any, ended: Callable[[int], object]) -> Iterator[None]:
+    """A runner that tells the size of every window that it ran."""
     run = runner.run
 
     def told(recorded: Any, tokens: Sequence[int]) -> Any:
         logits = run(recorded, tokens)
         if hasattr(recorded, "frame"):  # a chunk of a prompt has none
-            times.ended(recorded.frame.T)
+            ended(recorded.frame.T)
         return logits
 
     runner.run = told
@@ -116,16 +111,17 @@ def _told(runner: Any, times: StepTimes) -> Iterator[None]:
         del runner.run
 
 
-def _window_time(spec: ModelSpec, times: StepTimes, pool: PoolTimes, on_time: float) -> WindowTime:
+def _window_time(
+    spec: ModelSpec, times: StepTimes, cpu_ms: Callable[[int], float]
+) -> WindowTime:
     times.fold()
     layers = []
     for layer in range(spec.n_layers):
-        mixer, fast = times.mixer_ms(layer), times.layer_ms(layer, FAST_SIDE)
-        wait = times.layer_ms(layer, WAITS)
-        rest = times.layer_ms(layer) - mixer - fast - wait
-        kind = layer_kind(spec, layer)
-        cpu = pool.ms(layer)
-        layers.append(LayerTime(layer, kind, mixer, fast, cpu, wait, rest, on_time))
+        mixer = times.mixer_ms(layer)
+        fast, wait, late = (times.layer_ms(layer, n) for n in (FAST_SIDE, WAITS, LATE_SIDE))
+        rest = times.layer_ms(layer) - mixer - fast - wait - late
+        kind, cpu = layer_kind(spec, layer), cpu_ms(layer)
+        layers.append(LayerTime(layer, kind, mixer, fast, cpu, wait, rest, late))
     return WindowTime(tuple(layers), times.outside_ms())
 
 
@@ -184,14 +180,16 @@ class PoolTimes:
 
 def layer_lines(window: WindowTime) -> list[str]:
     """A table of the kinds of layers, means over the layers of a kind, and the sums."""
-    lines = [f"{'layers':<30} {'n':>3} {'m':>8} {'f':>8} {'c':>8} {'wait':>8} {'rest':>8}  ms"]
+    lines = [f"{'layers':<30} {'n':>3} {'m':>8} {'f':>8} {'c':>8} {'wait':>8} {'rest':>8} "
+             f"{'late':>8}  ms"]  # fmt: skip
     kinds: dict[str, list[LayerTime]] = {}
     for t in window.layers:
         kinds.setdefault(t.kind, []).append(t)
     for kind, group in kinds.items():
         means = (
             sum(getattr(t, name) for t in group) / len(group)
-            for name in ("mixer_ms", "fast_ms", "cpu_ms", "wait_ms", "rest_ms")
+            for name in ("mixer_ms", "fast_ms", "cpu_ms", "wait_ms", "rest_ms",
+                         "late_ms")  # fmt: skip
         )
         lines.append(f"{kind:<30} {len(group):>3} " + " ".join(f"{x:>8.3f}" for x in means))
     cpu = sum(t.cpu_ms for t in window.layers)
@@ -200,12 +198,3 @@ def layer_lines(window: WindowTime) -> list[str]:
         f"{window.outside_ms:.2f}); the CPU pool alone {cpu:.2f}"
     )
     return lines
-
-
-def late_layers(spec: ModelSpec) -> list[int]:
-    """Layers that deferral can move: not the last, none in front of an n-gram block."""
-    return [
-        layer
-        for layer in moe_layers(spec)
-        if layer + 1 < spec.n_layers and spec.layers[layer + 1].ngram is None
-    ]

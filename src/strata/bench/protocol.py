@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.bench.made_up_state import fill_state
 from strata.bench.routing import Replay
 from strata.core.types import Place
 from strata.engine.draft import Drafter
@@ -29,13 +30,15 @@ COUNT_EVERY = 4
 @dataclass(frozen=True)
 class Plan:
     """rounds of every prompt with n_tokens each. window, accept: a fixed window size of which so
-    many tokens are kept, instead of drafts (None: the engine's own drafting)."""
+    many tokens are kept, instead of drafts (None: the engine's own drafting). made_up: prompts are
+    not read, their state is drawn."""
 
     prompts: Sequence[Sequence[int]]
     n_tokens: int
     rounds: int
     window: int | None = None
     accept: int = 1
+    made_up: bool = False
 
 
 @dataclass
@@ -143,7 +146,11 @@ class Decoder:
         self.engine.runner.variant = self._for_prompts
         self.engine.reset()
         start = time.perf_counter()
-        row = self.engine.read_prompt(prompt)
+        if self.plan.made_up:
+            fill_state(self.engine.state, prompt, number)
+            row = np.zeros(self.engine.n_vocab, np.float32)
+        else:
+            row = self.engine.read_prompt(prompt)
         seconds = time.perf_counter() - start
         kept = self.engine.snapshot() if hasattr(self.engine.state, "snapshot") else None
         return row, kept, len(prompt) / seconds

@@ -63,6 +63,14 @@ def save_records(path: Path, records: Sequence[Record]) -> None:
     path.write_text(json.dumps(list(records), indent=1) + "\n", encoding="utf-8")
 
 
+def by_cell(records: Sequence[Record]) -> list[tuple[str, list[Record]]]:
+    """Records of the same conditions together, in order of their first: (title, records)."""
+    cells: dict[str, list[Record]] = {}
+    for record in records:
+        cells.setdefault(record.get("cell", ""), []).append(record)
+    return list(cells.items())
+
+
 def require_comparable(records: Sequence[Record]) -> None:
     """SettingError when arms were measured with different budgets."""
     for key in BUDGET:

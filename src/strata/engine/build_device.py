@@ -53,7 +53,7 @@ from strata.models.weights import load_weights
 from strata.native import CpuPool
 from strata.window.device_chunk import ChunkReader, PromptReader
 from strata.window.device_fast import FastReader, can_read
-from strata.window.device_run import DeviceRunner
+from strata.window.device_run import DeviceRunner, DeviceVariant
 from strata.window.run import MAX_WINDOW_TOKENS
 
 FIRST_SHARE = 0.25
@@ -90,9 +90,10 @@ def assemble(
     """
     torch.set_num_threads(1)
     compiled = device.type == "cuda"
-    roles = load_weights(plan.checkpoint, plan.spec, plan.sources, copy=False)
+    workers = settings.workers
+    roles = load_weights(plan.checkpoint, plan.spec, plan.sources, copy=False, workers=workers)
     ngram_rows = _ngram_rows(plan, roles)
-    on_device = to_device(roles, device, progress)
+    on_device = to_device(roles, device, progress, workers=workers)
     network = build_gpu_network(
         plan.spec, on_device, KV_DTYPES[settings.kv], settings.context, device, ngram_rows
     )
@@ -102,14 +103,15 @@ def assemble(
     pool = CpuPool(workers=settings.workers, isa=settings.cpu_isa, spin_us=SPIN_US)
     driver = _driver() if compiled else None
     n_slots, staged = _slots(plan, settings, store, device)
+    # before the tier is filled: copies from page-locked memory are several times faster
+    reach, locked, reach_line = _reach(settings, store, driver)
     tier = fast_tier_of(plan, settings, store, n_slots, device)
     shake = _handshake(network, driver)
-    reach, locked, reach_line = _reach(settings, store, driver)
     n_active = [
         layer.ffn.n_active if isinstance(layer.ffn, MoeSpec) else 0 for layer in plan.spec.layers
     ]
-    workers = workers_of(settings, store, tier, pool)
-    host = {p: workers[p] for p in (Place.CPU, Place.CPU_LATE)}
+    by_place = workers_of(settings, store, tier, pool)
+    host = {p: by_place[p] for p in (Place.CPU, Place.CPU_LATE)}
     service = DeviceService(tier, store, host, shake, device, n_active, reach)
     if compiled:
         service.serve_natively(pool, store)
@@ -119,6 +121,8 @@ def assemble(
     least = _short_read(settings, plan)
     runner = DeviceRunner(network, service, state, variant, share, reader, least)
     runner.variant_for = lambda s: device_variant(s, network, service)[0]
+    pools = _Pools(settings, store, tier, service, pool, compiled)
+    runner.use_workers = pools.use
     runner.overlaps |= choices(settings, network.n_active, variant, runner.variant_for)
     gc.collect()
     lines = [
@@ -126,9 +130,52 @@ def assemble(
         f"({tier.n_bytes / GIB:.2f} GiB), state {state.n_bytes / GIB:.2f} GiB",
         reach_line,
         *variant_lines,
+        *_share_lines(settings, share, variant),
     ]
     undo = [partial(unlock_pages, driver, one) for one in locked if driver is not None]
-    return DeviceEngine(runner, pool, [x for x in lines if x], (shake.close, *undo))
+    return DeviceEngine(runner, pool, [x for x in lines if x], (pools.close, shake.close, *undo))
+
+
+class _Pools:
+    """The pool that answers rings, which measurements exchange for one with other workers."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: ExpertStore,
+        tier: FastTier,
+        service: DeviceService,
+        pool: CpuPool,
+        native: bool,
+    ) -> None:
+        self._settings, self._store, self._tier = settings, store, tier
+        self._service, self._pool, self._native = service, pool, native
+
+    def use(self, workers: int) -> None:
+        """From the next window on, so many workers compute the CPU's rows."""
+        made = CpuPool(workers=workers, isa=self._settings.cpu_isa, spin_us=SPIN_US)
+        by_place = workers_of(self._settings, self._store, self._tier, made)
+        self._service.workers.update({p: by_place[p] for p in self._service.workers})
+        if self._native:
+            self._service.serve_natively(made, self._store)
+        self._pool.close()
+        self._pool = made
+
+    def close(self) -> None:
+        """End the workers."""
+        self._pool.close()
+
+
+def _share_lines(
+    settings: Settings, share: ShareControl | None, variant: DeviceVariant
+) -> list[str]:
+    """What becomes of an automatic PCIe share beside late rows."""
+    if share is None or not variant.share_rests:
+        return []
+    return [
+        f"pcie-frac: {FIRST_SHARE} in windows with late rows, and not sought while they run: what "
+        f"the link takes is not late, so the text would not repeat; --pcie-frac gives another"
+    ]
 
 
 def _reader(

@@ -1,9 +1,9 @@
 """Works ``--defer-cpu-below auto`` out when an engine starts: times of a few plain windows, or a
 stored profile of them, become one threshold per window size.
 
-Measured: eager windows of built-in text in which every layer waits for its CPU rows at once, so
-that mixers, the fast tier's part and the CPU's part do not overlap. A device hands its own times in
-as ``WindowTimes``. Nothing is measured once windows are deferred: the output stays repeatable, and
+Measured: windows of built-in text in which every layer waits for its CPU rows at once, so that
+mixers, the fast tier's part and the CPU's part do not overlap (``engine/window_times.py``). Nothing
+is measured once windows are deferred: the output stays repeatable, and
 a profile makes it the same from one start to the next.
 """
 
@@ -12,38 +12,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from strata.core.errors import FormatError, InputError
+from strata.core.errors import FormatError, InputError, SettingError
 from strata.core.settings import SETTINGS, Settings
-from strata.core.types import Place
 from strata.engine.fingerprints import machine_facts
-from strata.engine.variants import build_variant, defer_layers
+from strata.engine.window_times import Sampling
 from strata.experts.below_auto import (
-    LayerTimes,
     Threshold,
     WindowTimes,
     choose_below,
     from_json,
     to_json,
 )
-from strata.experts.late import row_shares
 from strata.experts.pack import fingerprint
 from strata.formats.checkpoint import Checkpoint
 from strata.formats.json_file import read_json_object
 from strata.formats.tokenizer import Tokenizer
-from strata.kernels.plan import Draft
-from strata.memory.frame import Frame
-from strata.window.program import Program
-from strata.window.run import WindowRunner
-from strata.window.stamps import StepTimes
 
-FAST_PART = ("shared_expert", "gpu_rows")
-CPU_PART = ("ring", "wait_cpu")
 WARM_UP, SAMPLED = 2, 12
 """Windows of each size that are run first and not counted, and that are."""
 
@@ -76,13 +66,13 @@ def wanted(settings: Settings) -> bool:
 
 
 def calibrate_at_start(
-    runner: WindowRunner,
+    runner: Any,
     settings: Settings,
     checkpoint: Checkpoint,
     tokenizer: Tokenizer | InputError | None,
 ) -> list[str]:
     """Fix the thresholds of window sizes 1 to --spec if there are any to fix; report lines."""
-    if not wanted(settings) or not runner.variant.rules:
+    if not wanted(settings) or not _has_late(runner.variant):
         return []
 
     def mark() -> Fingerprint:
@@ -98,8 +88,13 @@ def calibrate_at_start(
     return fix_thresholds(runner, settings, range(1, settings.spec + 1), text, mark)
 
 
+def _has_late(variant: Any) -> bool:
+    """Whether a variant, of the CPU or a device, has late rows at all."""
+    return bool(getattr(variant, "rules", ())) or any(getattr(variant, "late_L", ()))
+
+
 def fix_thresholds(
-    runner: WindowRunner,
+    runner: Any,
     settings: Settings,
     sizes: Iterable[int],
     tokenizer: Tokenizer | None,
@@ -134,7 +129,7 @@ def fix_thresholds(
     return lines
 
 
-def tokens_for(runner: WindowRunner, tokenizer: Tokenizer | None) -> list[int]:
+def tokens_for(runner: Any, tokenizer: Tokenizer | None) -> list[int]:
     """Tokens of the built-in text; drawn ones for a model that has no tokenizer."""
     if tokenizer is not None:
         return list(tokenizer.encode(TEXT))
@@ -143,71 +138,57 @@ def tokens_for(runner: WindowRunner, tokenizer: Tokenizer | None) -> list[int]:
 
 
 def measure_windows(
-    runner: WindowRunner, settings: Settings, n_tokens: int, tokens: Sequence[int]
+    runner: Any,
+    settings: Settings,
+    n_tokens: int,
+    tokens: Sequence[int],
+    more: Sequence[Any] = (),
 ) -> WindowTimes:
-    """Times of plain windows of n_tokens on this machine; the sequence is dropped."""
-    network, service = runner.network, runner.service
-    layers = defer_layers(settings, network)
-    times, samples = StepTimes(network.spec), _Sampler()
-    plain = build_variant(replace(settings, defer_cpu="0", **_NO_LATE), network, service).default
-    variant = replace(
-        plain,
-        name="calibration",
-        transforms=(*plain.transforms, _wait_at_once, times),
-        rules=(*plain.rules, samples),
-    )
-    own = WindowRunner(network, service, runner.state, variant)
-    own.state.reset()
-    recorded, n = own.window(n_tokens), min(WARM_UP + SAMPLED, own.state.context_tokens // n_tokens)
-    warm_up = min(WARM_UP, n - 1)
-    for i in range(n):
-        if i == warm_up:
-            times.clear()
-            samples.clear()
-        at = i * n_tokens
-        own.run(recorded, [tokens[(at + t) % len(tokens)] for t in range(n_tokens)])
-        own.commit(n_tokens)
-    own.state.reset()
-    return WindowTimes(n_tokens, tuple(_layer_times(times, samples, i) for i in layers))
+    """Times of plain windows of n_tokens on this machine; the sequence is dropped.
+
+    runner: the CPU's or a device's. more: transformations in front, such as a routing trace.
+    """
+    sampling = Sampling(runner, settings, f"calibration {n_tokens}", more)
+    runner.state.reset()
+    run_sampled(runner, sampling, n_tokens, tokens)
+    runner.state.reset()
+    return require_measured(sampling.taken(n_tokens))
 
 
-_NO_LATE: dict[str, Any] = {"defer_cpu_below": 0.0, "defer_layers": (), "defer_below_profile": None}
+def require_measured(times: WindowTimes) -> WindowTimes:
+    """The times; SettingError when the clock gave none, so that no threshold is made up."""
+    if times.layers and not any(layer.mixer_us > 0 for layer in times.layers):
+        raise SettingError(
+            f"--defer-cpu-below auto: windows of {times.n_tokens} could not be timed here (every "
+            f"mixer took 0 us); give a share, such as 0.1"
+        )
+    return times
 
 
-class _Sampler:
-    """A rule that only looks: each missed expert's heaviest share, by layer and window."""
-
-    def __init__(self) -> None:
-        self.missed: dict[int, list[tuple[float, ...]]] = {}
-
-    def __call__(self, draft: Draft) -> None:
-        heaviest_G = np.zeros(len(draft.place_G))
-        np.maximum.at(heaviest_G, draft.group_R, row_shares(draft))
-        missed = heaviest_G[draft.place_G == Place.CPU]
-        shares = tuple(round(float(share), 5) for share in missed)
-        self.missed.setdefault(draft.layer, []).append(shares)
-
-    def clear(self) -> None:
-        """Forget the windows so far."""
-        self.missed.clear()
-
-
-def _wait_at_once(program: Program, frame: Frame) -> Program:
-    """Every layer waits for its CPU rows right behind its ring: nothing overlaps."""
-    steps = list(program.steps)
-    for step in [s for s in steps if s.name == "wait_cpu"]:
-        steps.remove(step)
-        ring = next(i for i, s in enumerate(steps) if s.id == f"host:{step.layer}")
-        steps.insert(ring + 1, step)
-    return program.edited(steps)
-
-
-def _layer_times(times: StepTimes, samples: _Sampler, layer: int) -> LayerTimes:
-    missed = tuple(samples.missed.get(layer, ()))
-    n = sum(len(window) for window in missed)
-    cpu_us = 1e3 * times.layer_ms(layer, CPU_PART) * len(missed) / n if n else 0.0
-    mixer_us, fast_us = 1e3 * times.mixer_ms(layer + 1), 1e3 * times.layer_ms(layer, FAST_PART)
-    return LayerTimes(layer, round(mixer_us, 3), round(fast_us, 3), round(cpu_us, 3), missed)
+def run_sampled(
+    runner: Any, sampling: Sampling, n_tokens: int, tokens: Sequence[int]
+) -> None:
+    """Windows from where the sequence is, as many as are counted and fit. SettingError when none
+    does."""
+    before, runner.variant = runner.variant, sampling.variant
+    try:
+        recorded = runner.window(n_tokens)
+        room = (runner.state.context_tokens - runner.state.length) // n_tokens
+        n = min(WARM_UP + SAMPLED, room)
+        if n < 1:
+            raise SettingError(
+                f"--defer-cpu-below auto: a context of {runner.state.context_tokens} tokens has no "
+                f"room to time windows of {n_tokens}; use a larger --context, or give a share"
+            )
+        for i in range(n):
+            if i == min(WARM_UP, n - 1):
+                sampling.clear()
+            at = i * n_tokens
+            runner.run(recorded, [tokens[(at + t) % len(tokens)] for t in range(n_tokens)])
+            runner.commit(n_tokens)
+            sampling.ran(n_tokens)
+    finally:
+        runner.variant = before
 
 
 def _line(threshold: Threshold, path: Path | None) -> str:
@@ -218,9 +199,14 @@ def _load(path: Path, mark: Fingerprint) -> dict[int, WindowTimes]:
     """Times by window size; nothing when the file does not exist yet."""
     if not path.exists():
         return {}
-    stored = read_json_object(path)
+    try:
+        stored = read_json_object(path)
+    except FormatError:
+        stored = {}
     if stored.get("format") != FORMAT or stored.get("version") != VERSION:
-        raise FormatError(f"{path} holds no times of version {VERSION}; choose another file")
+        raise FormatError(
+            f"--defer-below-profile {path} holds no times of version {VERSION}; choose another file"
+        )
     for name, here in vars(mark).items():
         if stored.get(name) != here:
             raise InputError(

@@ -1,10 +1,14 @@
-"""The ways windows run on a device: which features change their steps, and why others are off."""
+"""The ways windows run on a device: which features change their steps, and why others are off.
+
+A feature of the window is one row of DEVICE_FEATURES, as on the CPU (``engine/variants.py``).
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from strata.core.errors import SettingError
 from strata.core.settings import Settings
 from strata.engine.variants import require_defer_layers
 from strata.experts.device_service import DeviceService
@@ -13,7 +17,17 @@ from strata.models.spec import MoeSpec
 from strata.window.defer import Mode, never_late
 from strata.window.device_defer import DeviceDefer
 from strata.window.device_repair import DeviceRepair
-from strata.window.device_run import DeviceTransform, DeviceVariant
+from strata.window.device_run import DeviceVariant
+
+
+@dataclass(frozen=True)
+class DeviceFeature:
+    """One feature: ``asked`` looks at its setting, ``add`` gives the variant with it, ``lines`` are
+    said about it at start."""
+
+    asked: Callable[[Settings, GpuNetwork], bool]
+    add: Callable[[DeviceVariant, Settings, GpuNetwork, DeviceService], DeviceVariant]
+    lines: Callable[[Settings, GpuNetwork], Sequence[str]]
 
 
 def device_variant(
@@ -21,35 +35,77 @@ def device_variant(
 ) -> tuple[DeviceVariant, list[str]]:
     """The variant that the settings ask for, and what to say about it.
 
-    SettingError for layers that cannot be late, and for what has no device form yet.
+    SettingError for layers that cannot be late.
     """
-    tail = settings.route_tail_skip
+    variant = DeviceVariant()
     lines: list[str] = []
-    if settings.defer_cpu == "0":
-        name = f"tail-{tail}" if tail else "exact"
-        return DeviceVariant(name, tail_rank=tail), lines
-    spec = network.spec
-    layers = require_defer_layers(settings, spec)
-    if not layers:
-        return DeviceVariant(tail_rank=tail), ["defer-cpu: off here: no layer's rows may be late"]
-    if settings.defer_cpu_below < 0:
-        raise SettingError(
-            "--defer-cpu-below auto: is measured on the CPU only in this version; give a share, "
-            "such as 0.1"
-        )
-    below = settings.defer_cpu_below if settings.defer_cpu_below > 0 else math.inf
+    for feature in DEVICE_FEATURES:
+        if feature.asked(settings, network):
+            variant = feature.add(variant, settings, network, service)
+            lines += feature.lines(settings, network)
+    return variant, lines
+
+
+def _deferring(settings: Settings, network: GpuNetwork) -> bool:
+    return settings.defer_cpu != "0" and bool(require_defer_layers(settings, network.spec))
+
+
+def _add_deferral(
+    variant: DeviceVariant, settings: Settings, network: GpuNetwork, service: DeviceService
+) -> DeviceVariant:
+    layers = require_defer_layers(settings, network.spec)
+    late_L = tuple(i in layers for i in range(network.spec.n_layers))
+    # the thresholds of "auto" are fixed before the first window (engine/calibrate)
+    automatic = settings.defer_cpu_below < 0
+    below = settings.defer_cpu_below or math.inf
     mode: Mode = "check" if settings.defer_cpu == "check" else "1"
-    transforms: tuple[DeviceTransform, ...] = (
-        DeviceDefer(network, service, layers, mode, split=math.isfinite(below)),
+    split = automatic or math.isfinite(below)
+    named = "auto" if automatic else f"{below:g}"
+    chosen = "" if not settings.defer_layers else "-" + ",".join(map(str, layers))
+    return replace(
+        variant,
+        name=f"defer-{settings.defer_cpu}-{named}-{settings.route_tail_skip}{chosen}",
+        transforms=(*variant.transforms, DeviceDefer(network, service, layers, mode, split)),
+        below_L=None if automatic else tuple(below if late else -1.0 for late in late_L),
+        late_L=late_L if automatic else (),
+        share_rests=True,
     )
-    if settings.defer_cpu == "repair":
-        transforms += (DeviceRepair(network, layers),)
-    below_L = tuple(below if i in layers else -1.0 for i in range(spec.n_layers))
+
+
+def _add_repair(
+    variant: DeviceVariant, settings: Settings, network: GpuNetwork, service: DeviceService
+) -> DeviceVariant:
+    repair = DeviceRepair(network, require_defer_layers(settings, network.spec))
+    return replace(variant, transforms=(*variant.transforms, repair))
+
+
+def _deferral_lines(settings: Settings, network: GpuNetwork) -> list[str]:
+    spec = network.spec
     n_moe = sum(isinstance(layer.ffn, MoeSpec) for layer in spec.layers)
-    lines.append(
+    return [
         f"strata verify: STRATA_VERIFY_DEFER_CPU={settings.defer_cpu} (changes the output): "
-        f"rows of {len(layers)} of {n_moe} expert layers may be late; "
-        f"never layer {never_late(spec)}"
-    )
-    name = f"defer-{settings.defer_cpu}-{below:g}-{tail}"
-    return DeviceVariant(name, transforms, below_L, tail), lines
+        f"rows of {len(require_defer_layers(settings, spec))} of {n_moe} expert layers may be "
+        f"late; never layer {never_late(spec)}"
+    ]
+
+
+def _add_tail_skip(
+    variant: DeviceVariant, settings: Settings, network: GpuNetwork, service: DeviceService
+) -> DeviceVariant:
+    rank = settings.route_tail_skip
+    return replace(variant, name=f"tail-{rank}", tail_rank=rank)
+
+
+DEVICE_FEATURES: tuple[DeviceFeature, ...] = (
+    DeviceFeature(
+        lambda settings, network: settings.route_tail_skip > 0,
+        _add_tail_skip,
+        lambda settings, network: (),
+    ),
+    DeviceFeature(_deferring, _add_deferral, _deferral_lines),
+    DeviceFeature(
+        lambda settings, network: settings.defer_cpu == "repair" and _deferring(settings, network),
+        _add_repair,
+        lambda settings, network: (),
+    ),
+)

@@ -104,6 +104,24 @@ def choose_below(times: WindowTimes) -> Threshold:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """What a threshold brings, in microseconds a window, and the share of the missed experts that
+    are late with it. below: as in ``Threshold``."""
+
+    below: float
+    us: float
+    late_share: float
+
+
+def gain_of(times: WindowTimes, below: float) -> Gain:
+    """Predicted: the sum over layers of min(m, max(0, c - max(f, c_on))), a mean of the sampled
+    windows."""
+    samples = _Samples.of(times)
+    us, late = samples.gain(below)
+    return Gain(below, us / samples.n_windows, late)
+
+
+@dataclass(frozen=True)
 class _Samples:
     """One entry per layer and sampled window [n]; share: of every missed expert, at: its entry."""
 

@@ -16,6 +16,7 @@ import torch
 
 from strata.core.types import Place
 from strata.experts.fast_tier import FastTier
+from strata.experts.late import LateBelow
 from strata.experts.link_stage import LinkStage
 from strata.experts.store import ExpertStore
 from strata.experts.workers import Worker
@@ -122,6 +123,7 @@ class DeviceService:
         host_addr_LE: Sequence[npt.NDArray[np.int64]] | None = None,
     ) -> None:
         self.tier, self.workers, self.handshake = tier, dict(workers), handshake
+        self.late_below = LateBelow()
         self.device, self._n_active = device, list(n_active)
         n_layers = len(n_active)
         self._experts = [gpu_expert(g.shape) if g is not None else None for g in store.layers]
@@ -190,9 +192,6 @@ class DeviceService:
         """Let the device see experts at these addresses until the next ``refresh``."""
         self._vram_LE.copy_(torch.from_numpy(_table(address_LE, self._vram_LE.shape)))
         self._version = -1
-        self._stage: LinkStage | None = None
-        if host_addr_LE is not None and any(len(a) for a in host_addr_LE):
-            self._stage = LinkStage(store, tier, device)
 
     def shown(self, layer: int) -> tuple[GpuExpert, torch.Tensor]:
         """A layer's experts as kernels see them, and their addresses, int64 [E] on the device."""
@@ -324,6 +323,20 @@ class DeviceService:
         expert_R, place_R = self._last[0][layer], self._last[1][layer]
         taken: npt.NDArray[np.int32] = expert_R[place_R >= 0]
         return taken
+
+    def missed_shares(self, layer: int, n_tokens: int) -> npt.NDArray[np.float64]:
+        """Of each expert that the CPU computed in the last window, of n_tokens: its heaviest row's
+        share of its token's routing weight, f64 [groups]."""
+        k = self._n_active[layer]
+        plan, weight_R = self.of(layer), self.buffers(n_tokens).weight_LR[layer, : n_tokens * k]
+        weight_TK = weight_R.view(n_tokens, k).to("cpu", torch.float64).numpy()
+        share_R = (weight_TK / weight_TK.sum(axis=1, keepdims=True)).reshape(-1)
+        found = [np.empty(0)]
+        for place in (Place.CPU, Place.CPU_LATE):
+            groups = plan.groups.get(place)
+            if groups is not None:
+                found.append(np.maximum.reduceat(share_R[groups.row], groups.start[:-1]))
+        return np.concatenate(found)
 
     def of(self, layer: int) -> Plan:
         """The plan of a layer in the last window."""

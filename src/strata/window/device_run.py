@@ -47,6 +47,11 @@ class DeviceVariant:
     transforms: tuple[DeviceTransform, ...] = ()
     below_L: tuple[float, ...] | None = None
     """Of ``DeviceService.defer_below``; None: no row is late."""
+    late_L: tuple[bool, ...] = ()
+    """Layers whose rows are late by the threshold of the window's size instead of ``below_L``."""
+    share_rests: bool = False
+    """The PCIe share stays at its first value: what the link takes is not late, so a share found
+    while windows run would change the output."""
     tail_rank: int = 0
     """A missed expert held at this rank or behind by every token is skipped; 0: none."""
     last: tuple[Callable[[Program, GpuFrame], Program], ...] = ()
@@ -97,9 +102,11 @@ class DeviceRunner:
         """What a request may choose instead of ``variant``."""
         self.variant_for: Callable[[Settings], DeviceVariant] | None = None
         """Makes a variant of other settings of windows, for comparisons."""
+        self.use_workers: Callable[[int], None] | None = None
+        """Lets another number of workers answer rings, for comparisons."""
         self.share = share
         self._reader, self._short_read = reader, short_read
-        self._rules_of = PLAIN
+        self._rules: tuple[object, int] = (None, 0)
         self._compiled = network.device.type == "cuda"
         self._windows: dict[tuple[str, int, bool], DeviceWindow] = {}
         self._pending: DeviceWindow | None = None
@@ -200,8 +207,11 @@ class DeviceRunner:
         frame.start, frame.tokens = self.state.length, tuple(tokens)
         staged.fill(self.state.front_of_all, frame.start, self.state.tokens, frame.tokens)
         self.service.refresh()
-        self._set_rules(recorded.variant)
+        self._set_rules(recorded.variant, frame.T)
         share = self.share if recorded.host else None
+        if share is not None and recorded.variant.share_rests:
+            share.rest()
+            share = None
         if share is not None:
             share.before(frame.T)
         began = time.perf_counter()
@@ -211,13 +221,16 @@ class DeviceRunner:
         if self.network.n_active:
             self.service.note(staged.expert_LR, staged.place_LR)
 
-    def _set_rules(self, variant: DeviceVariant) -> None:
-        """The plan's scalars as the variant wants them; touched only when it changes."""
-        if variant == self._rules_of:
+    def _set_rules(self, variant: DeviceVariant, n_tokens: int) -> None:
+        """The plan's scalars as the variant wants them; touched only when they change."""
+        below_L = variant.below_L
+        if any(variant.late_L):
+            below = self.service.late_below.of(n_tokens)
+            below_L = tuple(below if late else -1.0 for late in variant.late_L)
+        if (below_L, variant.tail_rank) == self._rules:
             return
-        self._rules_of = variant
-        never = (-1.0,) * self.network.spec.n_layers
-        self.service.defer_below(variant.below_L or never)
+        self._rules = below_L, variant.tail_rank
+        self.service.defer_below(below_L or (-1.0,) * self.network.spec.n_layers)
         self.service.rules.tail_rank.fill_(variant.tail_rank)
 
     def _launch(self, recorded: DeviceWindow) -> None:

@@ -26,10 +26,24 @@ MIXER_SIDE = ("ngram", "attn_read", "attn_write")
 """Steps of a layer's mixer half besides the mixer's own."""
 FFN_SIDE = (
     "ffn_read", "router", "plan", "publish", "ring", "shared_expert", "gpu_rows", "wait_cpu",
-    "add_cpu_rows", "combine", "ffn_write", "wait_late", "late_join", "dense_ffn",
+    "add_cpu_rows", "combine", "ffn_write", "wait_late", "late_join", "dense_ffn", "correct",
+    "repair",
 )  # fmt: skip
 WAITS = ("wait_cpu", "wait_late")
-FAST_SIDE = ("shared_expert", "gpu_rows", "add_cpu_rows", "combine", "ffn_write")
+FAST_SIDE = ("shared_expert", "gpu_rows")
+"""What the device does while the host computes rows of the same layer."""
+LATE_SIDE = ("late_join", "correct", "repair")
+"""What deferral and repair add."""
+
+
+def coarse(name: str) -> str:
+    """One name for each part of a layer, for stamps only where parts meet: every other stamp would
+    be counted to its part, at the price of a short kernel."""
+    if name in FAST_SIDE:
+        return "gpu_rows"
+    if name in (*WAITS, *LATE_SIDE, "ring", "embed"):
+        return name
+    return "router" if name in FFN_SIDE else "attn_read"
 
 
 class StepClock(Protocol):
@@ -94,10 +108,14 @@ class _Stamped:
 
 @dataclass
 class StepTimes:
-    """Seconds by (step name, layer), summed over the windows since ``clear``."""
+    """Seconds by (step name, layer), summed over the windows since ``clear``.
+
+    part_of: names for steps; neighbours of a layer with one name are timed as one (``coarse``).
+    """
 
     spec: ModelSpec
     make_clock: Callable[[int], StepClock] = HostClock
+    part_of: Callable[[str], str] = str
     seconds: dict[tuple[str, int], float] = field(default_factory=dict)
     n_windows: int = 0
     _stamped: list[_Stamped] = field(default_factory=list)
@@ -105,31 +123,35 @@ class StepTimes:
     def __call__(self, program: Program, frame: Frame) -> Program:
         """The program with a stamp behind every step."""
         own = [step for step in program.steps if step.stream == "main"]
-        clock = self.make_clock(len(own) + 1)
-        window = _Stamped(tuple((s.name, s.layer) for s in own), clock, program.n_tokens)
+        keys = [(self.part_of(step.name), step.layer) for step in own]
+        # a part ends where the next step is of another one
+        ends = [i for i, key in enumerate(keys) if keys[i + 1 : i + 2] != [key]]
+        clock = self.make_clock(len(ends) + 1)
+        window = _Stamped(tuple(keys[i] for i in ends), clock, program.n_tokens)
         self._stamped.append(window)
-        number = {step.id: i + 1 for i, step in enumerate(own)}
+        number = {own[i].id: n + 1 for n, i in enumerate(ends)}
+        stamped = {own[0].id, *number}
         return program.edited(
-            self._followed(step, window, number[step.id]) if step.id in number else step
+            self._followed(step, window, step is own[0], number.get(step.id))
+            if step.id in stamped
+            else step
             for step in program.steps
         )
 
-    def _followed(self, step: Step, window: _Stamped, i: int) -> Step:
+    def _followed(self, step: Step, window: _Stamped, first: bool, i: int | None) -> Step:
         launch, stamp = step.launch, window.clock.stamp
 
-        def first() -> None:
-            if not window.clock.recorded:
-                self.fold()
-                window.fresh = True
-            stamp(0)
-            launch()
-            stamp(1)
-
         def run() -> None:
+            if first:
+                if not window.clock.recorded:
+                    self.fold()
+                    window.fresh = True
+                stamp(0)
             launch()
-            stamp(i)
+            if i is not None:
+                stamp(i)
 
-        return replace(step, launch=first if i == 1 else run)
+        return replace(step, launch=run)
 
     def ended(self, n_tokens: int) -> None:
         """A recorded window of so many tokens was replayed: its stamps are new."""
