@@ -212,6 +212,8 @@ ENGINE_ROWS = (
     Row("context", 100_000, refused=everywhere("made for at most 4096 tokens")),
     Row("kv", "f16", plan_line("state at")),
     Row("kv", "f16", logits),
+    *(Row("kv", value, plan_line("state at"), refused={"mla": f"--kv {value}: latent attention"})
+      for value in ("int8", "q4")),
     Row("kv", "f64", refused=everywhere("--kv f64 and --dtype float32 exclude each other")),
     Row("prompt_chunk", 3, plan_line("prompt buffers (chunks of 3 tokens)"), len),
     Row("short_read", 40, off=everywhere("the CPU computes chunks and windows alike")),

@@ -48,7 +48,7 @@ from strata.experts.service import ExpertService
 from strata.experts.store import Progress, store_bytes
 from strata.formats.tokenizer import Tokenizer
 from strata.kernels.ops import Ops
-from strata.memory.budget import Line, MemoryPlan, Probes
+from strata.memory.budget import Line, MemoryPlan, Probes, require_reserve
 from strata.memory.state import SequenceState
 from strata.models.kv import KV_DTYPES
 from strata.models.network import build_network
@@ -116,6 +116,8 @@ def assemble_device(ready: Ready, progress: Progress | None, device: torch.devic
     module = importlib.import_module("strata.engine.build_device")
     plan, settings = ready.plan, ready.settings
     tokenizer = tokenizer_of(plan)
+    if device.type == "cuda":
+        require_reserve(ready.memory, torch.cuda.mem_get_info(device)[0])
     made = module.assemble(plan, settings, ready.experts, progress, device)
     tier, variants = made.runner.service.tier, WindowVariants(PLAIN, {}, ())
 

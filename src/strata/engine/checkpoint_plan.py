@@ -95,8 +95,13 @@ def _kept_conversations(network: Network, settings: Settings) -> tuple[Line, ...
     )
     most = settings.checkpoints + 1  # one more while the oldest is chosen
     return (
-        Line("ram", f"conversation checkpoints ({settings.checkpoints})", most * copy),
-        Line("ram", "parked conversations", int(max(0.0, settings.park_gb) * GIB)),
+        Line(
+            "ram",
+            f"conversation checkpoints ({settings.checkpoints})",
+            most * copy,
+            "--checkpoints",
+        ),
+        Line("ram", "parked conversations", int(max(0.0, settings.park_gb) * GIB), "--park-gb"),
     )
 
 
@@ -117,9 +122,19 @@ def memory_plan(plan: CheckpointPlan, settings: Settings, probes: Probes) -> Mem
         weights = dense_bytes(plan.spec, plan.weights.planned)
     dense = (
         Line(fast, "dense weights", weights),
-        Line(fast, f"state at {context} tokens of context", state),
-        Line(fast, f"window buffers (up to {settings.spec} tokens)", _windows(network, settings)),
-        Line(fast, f"prompt buffers (chunks of {chunk} tokens)", _chunk(network, settings, chunk)),
+        Line(fast, f"state at {context} tokens of context", state, "--context"),
+        Line(
+            fast,
+            f"window buffers (up to {settings.spec} tokens)",
+            _windows(network, settings),
+            "--spec",
+        ),
+        Line(
+            fast,
+            f"prompt buffers (chunks of {chunk} tokens)",
+            _chunk(network, settings, chunk),
+            "--prompt-chunk",
+        ),
         *((Line(fast, "graphs and compiled kernels", RESERVE_BYTES),) if on_gpu else ()),
         *_decoded(network, settings),
     )
@@ -151,7 +166,7 @@ def expert_lines(shapes: Sequence[Entry], settings: Settings, room: int = 0) -> 
         slots = slots_in(shapes, room)
     name = f"fast tier ({slots} experts)"
     fast = _fast_memory(settings)
-    tier = Line(fast, name, slots * slot_bytes)
+    tier = Line(fast, name, slots * slot_bytes, "--expert-cache")
     if settings.experts_on_disk:
         on_disk, extras = mapped_bytes(shapes)
         return (
@@ -162,10 +177,10 @@ def expert_lines(shapes: Sequence[Entry], settings: Settings, room: int = 0) -> 
     loading = peak_bytes(shapes, settings.workers)
     staging = staging_beside(shapes, slots, room) if fast == "vram" else 0
     return (
-        Line("ram", "routed experts", store_bytes(shapes)),
+        Line("ram", "routed experts", store_bytes(shapes), "--experts-on-disk"),
         tier,
         Line(fast, "experts on their way (prompts)", staging),
-        Line("ram", f"loading ({settings.workers} threads)", loading),
+        Line("ram", f"loading ({settings.workers} threads)", loading, "--workers"),
     )
 
 

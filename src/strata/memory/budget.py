@@ -17,6 +17,8 @@ import psutil
 from strata.core.errors import DoesNotFitError
 
 GIB = 1 << 30
+EXPERTS = ("fast tier", "experts on their way")
+"""Owners of graphics memory that take what is left."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,13 @@ class Limit:
 
 @dataclass(frozen=True)
 class Line:
-    """One owner of memory. tier: "ram", "vram" or "disk" (mapped from the file, read on demand)."""
+    """One owner of memory. tier: "ram", "vram" or "disk" (mapped from the file, read on demand).
+    gives: the setting that makes it smaller, if one does."""
 
     tier: str
     owner: str
     n_bytes: int
+    gives: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,8 @@ class MemoryPlan:
         return [*text, *(["fits"] if self.fits else self.shortfalls())]
 
     def shortfalls(self) -> list[str]:
-        """One line per tier that does not hold its lines: needed, available, source, shortfall."""
+        """One line per tier that does not hold its lines: needed, available, source, shortfall,
+        and what to do."""
         text = []
         for tier, limit in self.limits.items():
             need = self.need(tier)
@@ -74,8 +79,21 @@ class MemoryPlan:
                     f"does not fit: {tier} needs {need / GIB:.3f} GiB, "
                     f"{limit.n_bytes / GIB:.3f} GiB available "
                     f"(limited by {limit.source}), short by {(need - limit.n_bytes) / GIB:.3f} GiB"
+                    f"; {self._way_out(tier, need - limit.n_bytes)}"
                 )
         return text
+
+    def _way_out(self, tier: str, short: int) -> str:
+        """Settings whose lines are large enough to matter, the largest first."""
+        given: dict[str, int] = {}
+        for line in self.entries:
+            if line.tier == tier and line.gives:
+                given[line.gives] = given.get(line.gives, 0) + line.n_bytes
+        ranked = sorted(((n, name) for name, n in given.items() if n * 20 >= short), reverse=True)
+        if sum(given.values()) < short or not ranked:
+            least = (self.need(tier) - sum(given.values())) / GIB
+            return f"no setting helps here: {least:.3f} GiB are needed whatever is asked for"
+        return "room is in " + " or ".join(f"{name} ({n / GIB:.3f} GiB)" for n, name in ranked)
 
     def require_fit(self) -> None:
         """Raise DoesNotFitError with the shortfalls."""
@@ -90,6 +108,13 @@ class MemoryPlan:
             "limits": {t: {"source": v.source, "bytes": v.n_bytes} for t, v in self.limits.items()},
             "shortfalls": self.shortfalls(),
         }
+
+
+def require_reserve(plan: MemoryPlan, free_bytes: int) -> None:
+    """DoesNotFitError when a card has no room for all but cached experts, whose number goes by
+    what is left: state, prompts and head would run out of memory later."""
+    kept = tuple(x for x in plan.entries if x.tier == "vram" and not x.owner.startswith(EXPERTS))
+    MemoryPlan(kept, {"vram": Limit("the card's free memory", free_bytes)}).require_fit()
 
 
 def smallest(limits: Sequence[Limit]) -> Limit:
