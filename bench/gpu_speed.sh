@@ -9,7 +9,7 @@ OUT=${OUT:?give a folder for the records}
 strata() { python3 -m strata.cli "$@"; }
 flash=(--synthetic qwen4_exp-125b:IQ3_S --device cuda --context 1024)
 qwen=(--synthetic qwen3-30b-a3b:Q4_K_M --device cuda --context 1024)
-short=(--window 1 --at "${AT:-900}" --prompts 3 --tokens 64 --rounds 2 --locality 0,0)
+short=(--predict --window 1 --at "${AT:-900}" --prompts 3 --tokens 64 --rounds 2 --locality 0,0)
 
 flash() { # 24,576 experts: all, half, a quarter, a tenth, none
     strata bench "${flash[@]}" "${short[@]}" --slots "${SLOTS:-24576,12288,6144,2458,0}" \

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from strata.bench.doctor import Look, findings, machine_lines
 from strata.bench.machine import measure_bandwidths
-from strata.bench.predict import predict
+from strata.bench.placed import Asked, forecast
+from strata.bench.predict import planned_slots
 from strata.bench.routing import Locality
 from strata.bench.slices import why_no_slice
 from strata.bench.traffic import traffic_of
@@ -61,7 +62,8 @@ def _of_model(ready: Ready, asked: Effective, locality: Locality, check: str | N
     print()
     reason = why_no_slice(ready.plan.checkpoint)
     if reason is None:
-        print("\n".join(predict(ready, asked, locality, print, check).lines()))
+        wanted = Asked([planned_slots(ready)], locality, check=check)
+        print("\n".join(forecast(ready, asked, wanted, print)[0].lines()))
         return 0
     bandwidths = measure_bandwidths(ready.settings.workers, ready.settings.device)
     traffic = traffic_of(ready.plan)

@@ -72,7 +72,8 @@ def _of_link(workers: int, gpu: torch.device) -> tuple[float, float]:
 def _best(run: Callable[[], object], gpu: torch.device, n: int = 5, times: int = 4) -> float:
     """Seconds of one of ``times`` runs in a row on the GPU, the fastest of n such rows."""
     run()
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    make: Any = torch.cuda.Event
+    first, last = (make(enable_timing=True) for _ in range(2))
     best = float("inf")
     for _ in range(n):
         torch.cuda.synchronize(gpu)

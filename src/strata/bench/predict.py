@@ -11,7 +11,7 @@ bytes, B_link and B_both are measured. Law: literature on hybrid inference, see 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,10 +65,18 @@ class Prediction:
     slices: tuple[SliceTime, SliceTime]
     measured: SliceTime | None = None
     """The model itself, where it was loaded to check."""
+    placed_s: float | None = None
+    """The second term where it was measured as a whole (``bench/placed.py``)."""
+
+    def beside(self, measured: SliceTime) -> Prediction:
+        """With what the model itself took."""
+        return replace(self, measured=measured)
 
     @property
     def host_s(self) -> float:
         """The law's second term."""
+        if self.placed_s is not None:
+            return self.placed_s
         link = self.host_bytes * self.link_share
         cpu = self.host_bytes - link
         terms = [cpu / self.pool_bytes_s if cpu else 0.0]
@@ -96,7 +104,8 @@ class Prediction:
         ]
         if self.host_bytes:
             lines.append(
-                f"  the pool makes {self.pool_bytes_s / 1e9:.2f} GB/s of these experts; "
+                f"  {'the pool makes' if self.placed_s is None else 'CPU and link make'} "
+                f"{self.pool_bytes_s / 1e9:.2f} GB/s of these experts; "
                 f"{self.hit_rate:.0%} of a token's experts are in the fast tier"
             )
         lines.append(
@@ -120,7 +129,7 @@ def predict(
     say: Callable[[str], None],
     check: str | None = None,
 ) -> Prediction:
-    """Predict for a model that was understood. Its checkpoint must be open.
+    """Predict for a model on the CPU that was understood. Its checkpoint must be open.
 
     check: path of the model, to load and measure it too, taking turns with the slices.
     UnsupportedError when it cannot be sliced.
@@ -128,22 +137,12 @@ def predict(
     spec, settings = ready.plan.spec, ready.settings
     bandwidths = measure_bandwidths(settings.workers, settings.device)
     say(bandwidths.line())
-    traffic = traffic_of(ready.plan)
     first, second = depths(spec)
     small, large, *whole = _time_slices(ready, asked, (first, second), locality, check)
     pool = large.expert_bytes / large.pool_s if large.pool_s else bandwidths.host
-    hit_rate = _hit_rate(ready, locality)
-    host_bytes = traffic.routed_bytes * (1 - hit_rate)
-    fixed = _fixed(spec, small, large, pool)
-    link = 0.0
-    if settings.device == "cuda":
-        share = bandwidths.link / (bandwidths.link + pool)
-        link = share if settings.pcie_frac < 0 else settings.pcie_frac
-        if small.pool_s:  # its slices had no cached experts to compute
-            fixed += traffic.routed_bytes * hit_rate / bandwidths.gpu
     return Prediction(
-        fixed, host_bytes, link, pool, bandwidths, hit_rate,
-        (small, large), whole[0] if whole else None,
+        _fixed(spec, small, large, pool), float(traffic_of(ready.plan).routed_bytes), 0.0, pool,
+        bandwidths, 0.0, (small, large), whole[0] if whole else None,
     )  # fmt: skip
 
 
@@ -169,7 +168,7 @@ def _time_slices(
     with ExitStack() as stack:
         made = []
         for n in depths:
-            made.append(SliceWindows(*_load_slice(ready, asked, n), locality))
+            made.append(SliceWindows(*load_slice(ready, asked, n, {}), locality))
             stack.callback(made[-1].engine.close)
         if check is not None:
             made.append(SliceWindows(build(check, asked), traffic_of(ready.plan), locality))
@@ -182,25 +181,26 @@ def _time_slices(
         return [windows.time() for windows in made]
 
 
-def _load_slice(ready: Ready, asked: Effective, n_layers: int) -> tuple[Engine, Traffic]:
+def load_slice(
+    ready: Ready, asked: Effective, n_layers: int, given: Mapping[str, Any]
+) -> tuple[Engine, Traffic]:
+    """An engine over the first layers, on a GPU with all of its experts in VRAM. given: settings
+    that it has besides."""
     spec, settings = ready.plan.spec, ready.settings
     checkpoint = slice_of(ready.plan.checkpoint, spec, n_layers)
     tiles = any(e is not None and "tiles" in e[0].layouts for e in ready.plan.shapes)
+    of = understand(checkpoint)
     changes: dict[str, Any] = {
         "context": min(CONTEXT, spec.max_context_tokens), "expert_profile": None, "pack": None,
-        "expert_cache": 0, "experts_on_disk": False, "pcie_frac": 0.0, "logpos": None,
-        "adapt_swaps": 0, "device": settings.device,
-        "expert_layout": "tiles" if tiles else "native",
+        "expert_cache": of.n_pairs if settings.device == "cuda" else 0, "experts_on_disk": False,
+        "pcie_frac": 0.0, "logpos": None, "adapt_swaps": 0, "device": settings.device,
+        "expert_layout": "tiles" if tiles else "native", **given,
     }  # fmt: skip
     if not ready.plan.n_pairs:
         changes["expert_layout"] = "auto"
-    of = understand(checkpoint)
-    if settings.device == "cuda" and _slots(ready) >= ready.plan.n_pairs:
-        changes["expert_cache"] = of.n_pairs
     slim = Effective(replace(asked.settings, **changes), asked.sources)
-    traffic = traffic_of(of)
     # build opens whatever names a model; an open checkpoint names itself
-    return build(cast(Path, checkpoint), slim), traffic
+    return build(cast(Path, checkpoint), slim), traffic_of(of)
 
 
 class SliceWindows:
@@ -264,7 +264,7 @@ class SliceWindows:
         return found
 
 
-def _slots(ready: Ready) -> int:
+def planned_slots(ready: Ready) -> int:
     """Experts that the fast tier will hold; auto is what the GPU's free memory leaves room for."""
     pairs, asked = ready.plan.n_pairs, ready.settings.expert_cache
     if asked != SETTINGS["expert_cache"].auto:
@@ -283,21 +283,25 @@ def _slots(ready: Ready) -> int:
     return max(0, min(pairs, (free - others - GIB) // max(strides)))
 
 
-def _hit_rate(ready: Ready, locality: Locality) -> float:
-    """Share of a token's experts in the fast tier, filled with what a trace uses most."""
+def expected_hits(ready: Ready, locality: Locality, slots: int) -> float:
+    """Share of a token's experts in a fast tier of so many slots. Filled evenly, it is their share
+    of all experts; a profile or an adaptive cache knows what a text used before, and is judged by
+    what it uses next."""
     settings, spec = ready.settings, ready.plan.spec
     layers, pairs = moe_layers(spec), ready.plan.n_pairs
-    slots = _slots(ready)
-    if settings.device != "cuda" or slots <= 0 or not layers:
+    if slots <= 0 or not layers:
         return 0.0
-    if slots == pairs:
+    if slots >= pairs:
         return 1.0
+    if settings.expert_profile is None and not settings.adapt_swaps:
+        return slots / pairs
     ffn = spec.layers[layers[0]].ffn
     assert isinstance(ffn, MoeSpec)
-    trace = made_up_trace(4, ffn.n_experts, ffn.n_active, 256, locality)
-    per_layer = round(slots / pairs * ffn.n_experts)
+    trace = made_up_trace(4, ffn.n_experts, ffn.n_active, 1024, locality)
+    half, per_layer = trace.shape[1] // 2, round(slots / pairs * ffn.n_experts)
     shares = []
     for layer in trace:
-        uses = np.sort(np.bincount(layer.reshape(-1), minlength=ffn.n_experts))[::-1]
-        shares.append(uses[:per_layer].sum() / uses.sum())
+        uses = np.bincount(layer[:half].reshape(-1), minlength=ffn.n_experts)
+        held = np.argsort(-uses, kind="stable")[:per_layer]
+        shares.append(np.isin(layer[half:], held).mean())
     return float(np.mean(shares))

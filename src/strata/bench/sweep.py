@@ -32,6 +32,11 @@ class Slots:
         profile = engine.settings.expert_profile
         self._pairs = even_profile(counts) if profile is None else read_profile(profile, counts)
 
+    @property
+    def n_pairs(self) -> int:
+        """Experts that can be held."""
+        return len(self._pairs)
+
     def resize(self, n_slots: int) -> None:
         """So many slots, filled as at the start; the PCIe share is sought anew."""
         if n_slots > len(self._pairs):
@@ -51,7 +56,7 @@ def settle(decoder: Decoder, variants: Mapping[str, Any], say: Callable[[str], N
     where no share is sought."""
     runner, plan = decoder.engine.runner, decoder.plan
     share = getattr(runner, "share", None)
-    if share is None or decoder.engine.service.all_resident():
+    if share is None or _all_resident(decoder.engine):
         return 0
     size, windows = plan.window or 1, 0
     for name, variant in variants.items():
@@ -65,6 +70,16 @@ def settle(decoder: Decoder, variants: Mapping[str, Any], say: Callable[[str], N
                 break
     say(f"PCIe share after {windows} windows: {share.share(size) / 256:.2f}")
     return windows
+
+
+def share_rests(engine: Engine, size: int) -> bool:
+    """Whether no PCIe share is being sought for windows of that size."""
+    share = getattr(engine.runner, "share", None)
+    return share is None or share.resting(size) or _all_resident(engine)
+
+
+def _all_resident(engine: Engine) -> bool:
+    return all((addresses != 0).all() for addresses in engine.service.tier.address_LE)
 
 
 class Phases:
