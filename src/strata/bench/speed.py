@@ -16,7 +16,7 @@ from strata.bench.facts import Costs, facts_of, limits
 from strata.bench.gains import Gains
 from strata.bench.layers import WindowTime, layer_lines, time_layers
 from strata.bench.machine import VramPeak, measure_bandwidths
-from strata.bench.placed import Asked, forecast
+from strata.bench.placed import AT, Asked, forecast
 from strata.bench.predict import Prediction, planned_slots
 from strata.bench.prompts import SHORT, long_text, monotony, random_prompt
 from strata.bench.protocol import Decoder, Plan, Run, measure_arms
@@ -144,7 +144,8 @@ def _predicted(options: Options, asked: Effective, say: Say) -> dict[int | None,
     ready = prepare(options.model, asked)
     try:
         slots = list(options.slots) or [planned_slots(ready)]
-        wanted = Asked(slots, options.locality or Locality(), *options.at[:1])
+        at = options.at[0] if options.at else AT
+        wanted = Asked(slots, options.locality or Locality(), at)
         found = forecast(ready, asked, wanted, say)
     finally:
         ready.plan.checkpoint.close()
