@@ -138,7 +138,7 @@ class Handoff:
                 engine.reset()
             tokens = [int(t) for t in rng.integers(0, engine.n_vocab, size)]
             began = time.perf_counter()
-            engine.run_window(tokens)
+            engine.verify(tokens)
             found.append(time.perf_counter() - began)
             engine.commit(size)
         return found
