@@ -68,8 +68,8 @@ def main() -> None:
             print(json.dumps({k: v for k, v in row.items() if k != "runs_s"}), flush=True)
             print(line(row), flush=True)
             rows.append(row | {"load_s": phases.seconds, "cut_down": what, "settings": settings})
-    if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            if args.json:
+                Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     model.close()
 
 

@@ -9,15 +9,16 @@ OUT=${OUT:?give a folder for the records}
 strata() { python3 -m strata.cli "$@"; }
 flash=(--synthetic qwen4_exp-125b:IQ3_S --device cuda --context 1024)
 qwen=(--synthetic qwen3-30b-a3b:Q4_K_M --device cuda --context 1024)
-short=(--predict --window 1 --at "${AT:-900}" --prompts 3 --tokens 64 --rounds 2 --locality 0,0)
+short=(--window 1 --at "${AT:-900}" --prompts "${PROMPTS:-3}" --tokens "${TOKENS:-64}" --rounds 2
+    --locality 0,0)
 
 flash() { # 24,576 experts: all, half, a quarter, a tenth, none
     strata bench "${flash[@]}" "${short[@]}" --slots "${SLOTS:-24576,12288,6144,2458,0}" \
-        --arms "${ARMS:-off}" ${MORE:-} --json "$OUT/flash.json"
+        --arms "${ARMS:-off}" ${MORE---predict} --json "$OUT/flash.json"
 }
 qwen() { # 6,144 experts: all, half, none
     strata bench "${qwen[@]}" "${short[@]}" --slots "${SLOTS:-6144,3072,0}" \
-        --arms "${ARMS:-off}" ${MORE:-} --json "$OUT/qwen.json"
+        --arms "${ARMS:-off}" ${MORE---predict} --json "$OUT/qwen.json"
 }
 prompt() { # 512 tokens with all experts in RAM, 4,096 with a tenth of them in VRAM
     python3 bench/gpu_prompt.py synthetic:qwen4_exp-125b:IQ3_S --json "$OUT/prompt.json"

@@ -62,8 +62,8 @@ def main() -> None:
             f" payload {row['whole_us']:.2f}; the CPU answered {row['answered']:.0%} of the rows"
         )
         rows.append(row)
-    if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        if args.json:
+            Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     handoff.close()
     model.close()
 

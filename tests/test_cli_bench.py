@@ -29,8 +29,8 @@ def test_arms_are_measured_kept_and_compared(
     file = str(tmp_path / "r.json")
     assert main(["bench", PATH, *TINY, "--arms", "off,defer", "--json", file]) == 0
     out = capsys.readouterr().out
-    assert "deferral: min(m, max(0, c - f))" in out and "nothing to overlap" in out
-    assert "attention, experts" in out
+    assert "defer against off: predicted" in out and "nothing to overlap" in out
+    assert "attention, experts" in out and "off: a window moves" in out
     more = ["--arms", "check", "--no-layers", "--json", file, "--append"]
     assert main(["bench", PATH, *TINY, *more]) == 0
     table = capsys.readouterr().out.strip().splitlines()
@@ -66,7 +66,7 @@ def test_long_prompts_and_a_recorded_trace(
     assert main([*words, "--long", "--trace", kept, "--json", file]) == 0
     (record,) = json.loads(Path(file).read_text())
     assert [run[2] for run in record["runs"]] == [90, 90, 90]
-    assert record["context"] == 90 + 3 + 16 and record["locality"]["overlap"] >= 0
+    assert record["context"] == 90 + 3 + 24 + 16 and record["locality"]["overlap"] >= 0
     assert main(["bench", "cache", "--layers", "1", "--tokens", "9", "--save-trace", other]) == 0
     capsys.readouterr()
     assert main([*words, "--trace", other]) == 2
@@ -106,11 +106,33 @@ def test_every_cell_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     best one)."""
     words = ["--arms", "off,check", "--window", "1,3", "--accept", "2", "--no-layers"]
     assert main(["bench", PATH, *TINY, "--tokens", "4", *words]) == 0
-    table = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert [(t[0], t[1], t[6]) for t in table] == [
-        ("off", "w1", "1.00"), ("check", "w1", "1.00"), ("off", "w3", "2.00"),
-        ("check", "w3", "2.00"),
+    table = [line.split() for line in capsys.readouterr().out.splitlines()[-8:]]
+    assert [t[2] for t in table[::4]] == ["1:", "3:"]
+    assert [(t[0], t[5]) for t in (*table[2:4], *table[6:])] == [
+        ("off", "1.00"), ("check", "1.00"), ("off", "2.00"), ("check", "2.00"),
     ]  # fmt: skip
+
+
+def test_sizes_of_the_fast_tier_on_one_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All 24 experts, then 6: a table each, hits of all and of some, bytes by where they are read,
+    predictions beside what is measured, and what was kept when the second table was not begun."""
+    file = str(tmp_path / "r.json")
+    words = ["--slots", "24,6", "--at", "8", "--window", "1", "--predict", "--no-layers"]
+    assert main(["bench", PATH, *TINY, *words, "--json", file]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("off ") == 2 and "predicted" in captured.out
+    assert "loaded in" in captured.err and "6 experts in the fast tier, predicted" in captured.err
+    first, second = json.loads(Path(file).read_text())
+    assert (first["expert_cache"], second["expert_cache"]) == (24, 6)
+    assert first["hit_rate"] == 1.0 and second["hit_rate"] < 1.0
+    moved = [r["bytes_token"] for r in (first, second)]
+    assert moved[0]["cpu_experts"] == 0 < moved[1]["cpu_experts"]
+    assert moved[1]["cached_experts"] < moved[0]["cached_experts"]
+    assert all(
+        r["predicted_ms_window"] > 0 and sum(r["load_s"].values()) > 0 for r in (first, second)
+    )
 
 
 def test_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from strata.bench.report import (
     table,
 )
 from strata.bench.routing import Locality
-from strata.bench.speed import Options, run_speed
+from strata.bench.speed import Options, Outcome, run_speed
 from strata.cli_flags import ENGINE, CommandParser, asked_settings
 from strata.cli_screen import say
 from strata.core.errors import SettingError
@@ -62,13 +62,16 @@ def main(arguments: Sequence[str]) -> int:
     earlier = load_records(path) if path is not None and args.append else []
     for _, alike in by_cell(earlier) if not args.force else ():
         require_comparable(alike)
-    outcome = run_speed(options, asked, lambda text: say([text]))
-    records = [*earlier, *outcome.records]
-    if path is not None:
-        save_records(path, records)
-    if outcome.lines:
-        print("\n".join(outcome.lines))
-    return _show(records, args.force, args.plot)
+
+    def keep(outcome: Outcome) -> None:
+        if path is not None:
+            save_records(path, [*earlier, *outcome.records])
+        if outcome.lines:
+            print("\n".join(outcome.lines), flush=True)
+            outcome.lines.clear()
+
+    outcome = run_speed(options, asked, lambda text: say([text]), keep)
+    return _show([*earlier, *outcome.records], args.force, args.plot)
 
 
 def _show(records: Sequence[Record], force: bool, plot_path: str | None) -> int:

@@ -103,8 +103,14 @@ class Outcome:
     lines: list[str] = field(default_factory=list)
 
 
-def run_speed(options: Options, asked: Effective, say: Say) -> Outcome:
-    """Measure all arms. Errors as for loading, and SettingError for arms that cannot be had."""
+def run_speed(
+    options: Options,
+    asked: Effective,
+    say: Say,
+    keep: Callable[[Outcome], None] = lambda outcome: None,
+) -> Outcome:
+    """Measure all arms. Errors as for loading, and SettingError for arms that cannot be had. keep:
+    given what there is after every table, so that nothing is lost when the rest fails."""
     asked = _with_room(options, asked)
     checkpoint = open_model(options.model)
     try:
@@ -134,8 +140,9 @@ def run_speed(options: Options, asked: Effective, say: Say) -> Outcome:
                 measuring.predicted = predicted
                 for cell in _cells(options, on_gpu, model.settings.workers):
                     measuring.run(cell)
-                for record in outcome.records:
-                    record.setdefault("load_s", phases.seconds)
+                    for record in outcome.records:
+                        record.setdefault("load_s", phases.seconds)
+                    keep(outcome)
     return outcome
 
 
@@ -257,7 +264,7 @@ class _Measuring:
         with VramPeak(self._device) as vram:
             result = measure_arms(decoder, self._variants, self._say)
         lines, gains = self._gains.lines(result, self._arms[0].name)
-        self._outcome.lines += [f"{title}:"] if title else []
+        self._outcome.lines += [f"{title}:"] if title and (lines or options.layers) else []
         for arm in self._arms:
             asked = _asked(options, self._model.settings.spec)
             facts = facts_of(self._model, self._costs, self._trace) | asked
@@ -267,11 +274,10 @@ class _Measuring:
             facts |= {"cell": title, **vars(cell), **gains.get(arm.name, {})}
             facts["workers"] = cell.threads or facts["workers"]
             facts["in_turn"] = self._gains.layers()
-            self._outcome.lines += [f"{arm.name}: {line}"]
             times = self._times(arm.name, short, cell)
             if times is not None:
                 facts["layers"] = [vars(t) for t in times.layers]
-                self._outcome.lines += layer_lines(times)
+                self._outcome.lines += [f"{arm.name}: {line}", *layer_lines(times)]
             prediction = self.predicted.get(cell.slots)
             if prediction is not None and not arm.changes and cell.window == 1:
                 record_s = result.ms_window(arm.name) / 1e3
