@@ -18,9 +18,21 @@ from strata.kernels.triton_common import EXACT
 
 @triton.jit
 def announce(word, value):
-    """Everything written before is visible to the host; then the word is ``value``."""
+    """Everything that the program has written, and earlier kernels, is visible to the host; then
+    the word is ``value``.
+
+    One thread stores: once the host has seen the value it may set the word back, and a second
+    store would undo that. In a program of several warps a barrier stands before.
+    """
     tl.inline_asm_elementwise(
-        "{ fence.acq_rel.sys; st.release.sys.global.u32 [$1], $2; mov.u32 $0, 0; }",
+        """{
+        .reg .pred first; .reg .u32 thread;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 first, thread, 0;
+        fence.acq_rel.sys;
+        @first st.release.sys.global.u32 [$1], $2;
+        mov.u32 $0, 0;
+        }""",
         "=r,l,r",
         [word, value],
         dtype=tl.int32,
