@@ -8,8 +8,7 @@ setting is off, with which reason, and what is refused. Expectations are the set
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -322,13 +321,10 @@ ROWS = (*ENGINE_ROWS, *REQUEST_ROWS)
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No GPU, whatever this machine has; and collecting garbage is not what is tested."""
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU, whatever this machine has."""
     monkeypatch.setattr("strata.engine.build.probe", lambda: GPU_LESS)
     monkeypatch.setattr("strata.engine.model.probe", lambda: GPU_LESS)
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
