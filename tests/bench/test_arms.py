@@ -27,7 +27,7 @@ def test_words() -> None:
     [
         ("", "different names"),
         ("off,off", "different names"),
-        ("deffer", "known are off, defer"),
+        ("deffer", "known are off, floor, check, defer"),
         ("a=defer-cpuu:1", r"did you mean 'defer_cpu'\?"),
         ("a=defer-cpu:1+workers", "has no value"),
     ],

@@ -54,3 +54,19 @@ def test_noise_alone_moves_nothing_far() -> None:
 def test_sizes_have_shares_of_their_own() -> None:
     control, _ = run(0.5, 0.0, 300)
     assert control.share(2) == 64
+
+
+def test_a_window_that_must_not_be_judged_gets_the_first_share() -> None:
+    """Late rows: whatever is being tried, the share is the first one, and trying goes on behind."""
+    applied: list[int] = []
+    control = ShareControl(64, applied.append)
+    control.before(1)
+    control.after(1, 0.002)
+    control.before(1)
+    tried = applied[-1]
+    assert tried != 64
+    control.rest()
+    control.rest()
+    assert applied == [64, tried, 64]
+    control.before(1)
+    assert applied == [64, tried, 64, tried]

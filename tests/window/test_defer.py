@@ -190,9 +190,10 @@ def test_impossible_layers_and_biases_are_refused_before_anything_is_loaded() ->
 
 
 def test_the_log_says_which_layers_and_windows_are_deferred(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """C45: so many of so many layers, and why not the others; one line when a window is made."""
+    """C45: so many of so many layers, and why not the others; one line when a window is made, also
+    where all experts of the layers are cached, but not all of the model."""
     path = FIXTURES / "qwen4_exp" / "bf16.gguf"
     caplog.set_level("INFO", logger="strata")
     with strata.load(path, device="cpu", defer_cpu="1") as model:
@@ -207,6 +208,10 @@ def test_the_log_says_which_layers_and_windows_are_deferred(
     said = [r.getMessage() for r in caplog.records if "capturing" in r.getMessage()]
     assert said == ["strata verify: capturing the 3-token window, deferred"]
     caplog.clear()
-    with strata.load(path, device="cpu", defer_cpu="repair", expert_cache=40) as model:
+    ranked = tmp_path / "ranked.txt"
+    ranked.write_text("".join(f"{layer} {e}\n" for layer in (1, 2, 3, 4) for e in range(8)))
+    with strata.load(
+        path, device="cpu", defer_cpu="repair", expert_profile=ranked, expert_cache=32
+    ) as model:
         model.engine.runner.window(1)
     assert "1-token window, not deferred: no expert of its layers is missed" in caplog.text

@@ -19,15 +19,19 @@ from types import FunctionType, ModuleType
 
 import pytest
 
+pytest.importorskip("triton")
+
+from tests.engine.test_device_engine import FIXTURES, on_device
+
 import strata
 from strata.native import _fused, _native
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "tests" / "fixtures" / "qwen4_exp" / "bf16.gguf"
 TOKENS = list(range(30, 38))
-DELETED = ("window/repair.py", "window/device_repair.py")
+REPAIR = ("window/repair.py", "window/device_repair.py")
+DEFERRAL = ("window/defer.py", "window/device_defer.py", *REPAIR)
 TABLES = ("engine/variants.py", "engine/device_variants.py")
-MODES = ("0", "1")
 
 
 def names_in(node: ast.AST) -> set[str]:
@@ -63,10 +67,10 @@ def without(source: str, modules: set[str]) -> str:
     return ast.unparse(tree)
 
 
-def facts() -> dict[str, object]:
+def facts(*modes: str) -> dict[str, object]:
     """Steps, buffers and bits of windows of 3, by mode."""
     found: dict[str, object] = {}
-    for mode in MODES:
+    for mode in modes:
         with strata.load(MODEL, device="cpu", workers=1, defer_cpu=mode) as model:
             recorded = model.engine.runner.window(3)
             tensors = recorded.frame.tensors()
@@ -76,36 +80,64 @@ def facts() -> dict[str, object]:
     return found
 
 
-def test_without_the_files_of_repair_nothing_else_changes(tmp_path: Path) -> None:
-    """The package is copied, the files and the lines that name them are deleted; what is off, and
-    deferral without repair, have the same steps, buffers and bits."""
-    copy = tmp_path / "strata"
+def device_facts() -> dict[str, object]:
+    """The same of a device's window of 1, through Triton's interpreter."""
+    engine = on_device(FIXTURES / "qwen3_moe" / "bf16.gguf", "cpu", expert_cache=3, context=8)
+    recorded = engine.runner.window(1)
+    shapes = {name: list(tensor.shape) for name, tensor in recorded.frame.tensors().items()}
+    bits = engine.run_window([5]).tobytes().hex()
+    engine.close()
+    return {"device": [recorded.program.lines(), shapes, bits]}
+
+
+def copied(to: Path, deleted: tuple[str, ...]) -> None:
+    """The package without these files, and without the lines that name them."""
+    copy = to / "strata"
     shutil.copytree(ROOT / "src" / "strata", copy, ignore=shutil.ignore_patterns("__pycache__"))
     for extension in (_fused, _native):  # an installed package keeps them elsewhere
         shutil.copy(str(extension.__file__), copy / "native")
     modules = set()
-    for name in DELETED:
+    for name in deleted:
         (copy / name).unlink()
         modules.add("strata." + name.removesuffix(".py").replace("/", "."))
     for name in TABLES:
         path = copy / name
         path.write_text(without(path.read_text("utf-8"), modules), "utf-8")
+
+
+def told(package: Path, wanted: str, **environ: str) -> object:
+    """What a call of this file gives in a process that has the package from there."""
     script = (
         "import json, sys, strata\n"
-        "from tests.window.test_deletable import facts\n"
+        "from tests.window.test_deletable import facts, device_facts\n"
         "assert strata.__file__.startswith(sys.argv[1]), strata.__file__\n"
-        "json.dump(facts(), sys.stdout)\n"
+        f"json.dump({wanted}, sys.stdout)\n"
     )
     libraries = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
-    paths = [str(tmp_path), str(ROOT), *libraries]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    paths = [str(package), str(ROOT), *libraries]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environ}
     # -S: an editable install would put its own finder in front of the path
     run = subprocess.run(
-        [sys.executable, "-S", "-c", script, str(tmp_path)],
-        env=env, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path,
+        [sys.executable, "-S", "-c", script, str(package)],
+        env=env, capture_output=True, text=True, check=False, timeout=300, cwd=package,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
-    assert json.loads(run.stdout) == json.loads(json.dumps(facts()))
+    return json.loads(run.stdout)
+
+
+def test_without_the_files_of_repair_nothing_else_changes(tmp_path: Path) -> None:
+    """What is off, and deferral without repair, have the same steps, buffers and bits."""
+    copied(tmp_path, REPAIR)
+    assert told(tmp_path, "facts('0', '1')") == json.loads(json.dumps(facts("0", "1")))
+
+
+def test_without_the_files_of_deferral_windows_are_the_same(tmp_path: Path) -> None:
+    """Deferral and repair, of the CPU and of a device, all deleted: windows that are off have the
+    same steps, buffers and bits, the device's through Triton's interpreter."""
+    copied(tmp_path, DEFERRAL)
+    wanted = "{**facts('0'), **device_facts()}"
+    ours = told(ROOT / "src", wanted, TRITON_INTERPRET="1")
+    assert told(tmp_path, wanted, TRITON_INTERPRET="1") == ours
 
 
 def functions_of(module: ModuleType) -> list[FunctionType]:

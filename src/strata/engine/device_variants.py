@@ -14,10 +14,10 @@ from strata.engine.variants import require_defer_layers
 from strata.experts.device_service import DeviceService
 from strata.models.gpu.network import GpuNetwork
 from strata.models.spec import MoeSpec
-from strata.window.defer import Mode, never_late
 from strata.window.device_defer import DeviceDefer
 from strata.window.device_repair import DeviceRepair
 from strata.window.device_run import DeviceVariant
+from strata.window.late_layers import Mode, never_late
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from strata.experts.service import ExpertService
 from strata.experts.tail_skip import tail_rule
 from strata.models.network import MoeFfn, Network
 from strata.models.spec import ModelSpec
-from strata.window.defer import Defer, Mode, deferrable_layers, late_buffers, never_late
+from strata.window.defer import Defer, late_buffers
 from strata.window.event_ring import EventRing
+from strata.window.late_layers import Mode, deferrable_layers, never_late
 from strata.window.repair import Repair, repair_buffers
 from strata.window.run import PLAIN, Variant
 from strata.window.stamps import StepTimes

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 
@@ -25,10 +24,8 @@ from strata.experts.service import ExpertService
 from strata.kernels.combine import combine
 from strata.memory.frame import BufferSpec, Frame
 from strata.models.network import MoeFfn, Network
-from strata.models.spec import ModelSpec, MoeSpec
+from strata.window.late_layers import Mode, deferrable_layers
 from strata.window.program import Program, Read, Step, Wait
-
-Mode = Literal["1", "check"]
 
 LATE_ROWS = "cpu_rows_late"
 
@@ -38,33 +35,9 @@ def late_buffers(network: Network) -> dict[str, BufferSpec]:
     return {LATE_ROWS: BufferSpec((network.spec.d_model,), network.dtype, lead="R")}
 
 
-def deferrable_layers(spec: ModelSpec) -> list[int]:
-    """Layers whose rows may join late: not the last one (the head reads its residual), not one in
-    front of an n-gram block (which reads the full residual), and only layers with routed
-    experts."""
-    return [
-        layer
-        for layer in range(spec.n_layers - 1)
-        if isinstance(spec.layers[layer].ffn, MoeSpec) and spec.layers[layer + 1].ngram is None
-    ]
-
-
 def deferrable(network: Network) -> list[int]:
     """``deferrable_layers`` of a network."""
     return deferrable_layers(network.spec)
-
-
-def never_late(spec: ModelSpec) -> str:
-    """Which of the layers with routed experts can never be late, and why."""
-    able = set(deferrable_layers(spec))
-    found = []
-    for layer, parts in enumerate(spec.layers):
-        if not isinstance(parts.ffn, MoeSpec) or layer in able:
-            continue
-        last = layer == spec.n_layers - 1
-        why = "the head reads its result" if last else f"{layer + 1} begins with an n-gram block"
-        found.append(f"{layer} ({why})")
-    return ", ".join(found)
 
 
 class Defer:

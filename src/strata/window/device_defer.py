@@ -16,8 +16,9 @@ from strata.memory.frame import Frame
 from strata.models.gpu.ffn import GpuMoe
 from strata.models.gpu.frame import GpuFrame
 from strata.models.gpu.network import GpuNetwork
-from strata.window.defer import LATE_ROWS, Defer, Mode
+from strata.window.defer import LATE_ROWS, Defer
 from strata.window.device_layer import DeviceProgram, Meeting
+from strata.window.late_layers import Mode
 from strata.window.program import Read, Step, Wait
 
 
