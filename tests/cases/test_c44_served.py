@@ -22,7 +22,7 @@ from strata.core.settings import SETTINGS
 from strata.core.settings_load import load_settings
 from strata.serve import main
 from strata.serve.app import make_app
-from strata.serve.guard import require_safe_bind
+from strata.serve.early import require_safe_bind
 from strata.serve.model_text import ModelText
 from strata.serve.server import Server
 
@@ -123,11 +123,12 @@ def drain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wire_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "run_until_stopped", lambda server: 0)
+    monkeypatch.setattr(main, "run_until_stopped", lambda *server: 0)
+    call = ["serve", str(FIXTURE), "--device", "cpu", "--port", "0", "--wire-log"]
     before = main.LOG.level
     try:
         for value, level in (("none", logging.WARNING), ("requests", logging.INFO)):
-            main.serve(str(FIXTURE), load_settings({"wire_log": value}, environ={}))
+            assert cli.main([*call, value]) == 0
             assert main.LOG.level == level
     finally:
         main.LOG.setLevel(before)
@@ -155,4 +156,4 @@ def test_it_is_refused_where_nothing_is_served(
         strata.load(FIXTURE, device="cpu", **{name: SETTINGS[name].default})
     flag = SETTINGS[name].flag
     assert cli.main(["run", str(FIXTURE), "hi", "--device", "cpu", flag, "1"]) == 2
-    assert f"unknown option {flag}" in capsys.readouterr().err
+    assert f"{flag} has no effect here: it is a setting of strata" in capsys.readouterr().err
