@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.cases.tiny import Sizes, config, draw, write_folder
 
 import strata
 from strata.core.errors import SettingError
@@ -34,3 +35,15 @@ def test_a_setting_without_effect_says_so(settings: dict[str, object], line: str
     with strata.load(FIXTURES / "qwen2" / "bf16.gguf", device="cpu", **settings) as model:
         (found,) = [text for text in model.report if text.startswith(line)]
     assert "off here: " in found
+
+
+def test_stop_texts_need_a_text(tmp_path: Path) -> None:
+    """A checkpoint without a tokenizer: told at start, refused in a request."""
+    sizes = Sizes()
+    path = write_folder(tmp_path / "ids", draw(sizes), config(sizes))
+    with strata.load(path, device="cpu", workers=1, context=64, stop=["x"]) as model:
+        (line,) = [text for text in model.report if text.startswith("stop = ")]
+        assert "off here: answers are ids without text" in line
+        with pytest.raises(SettingError, match="stop: this model writes ids"):
+            model.generate([5, 6], stop=["x"])
+        assert len(list(model.generate([5, 6], max_tokens=2))) == 2

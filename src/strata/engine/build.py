@@ -275,6 +275,8 @@ def _report(
     n_resident = len(tier.resident())
     nothing_to_do = without_effect(settings, plan.spec, plan.n_pairs, n_resident)
     why_not = dict(variants.why_not) | nothing_to_do
+    if settings.stop and isinstance(tokenizer, InputError):
+        why_not["stop"] = "answers are ids without text, in which no text is found"
     lines = [
         f"{plan.checkpoint.root}: {plan.spec.family}, {plan.spec.n_layers} layers, "
         f"{plan.n_pairs} routed experts",

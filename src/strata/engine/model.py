@@ -35,6 +35,7 @@ from strata.formats.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
+NO_TEXT = "its checkpoint has no tokenizer that works here"
 LoadProgress = Callable[[str, int, int], None]
 """(phase, bytes done, bytes in all)."""
 
@@ -192,6 +193,8 @@ class Model(Closing):
         continues the last one reuses its state.
         """
         settings = self.settings.for_request(**sampling)
+        if sampling.get("stop") and self._tokenizer is None:
+            raise SettingError(f"stop: this model writes ids and no text: {NO_TEXT}")
         tokens = self.prompt_tokens(prompt)
         continues = isinstance(prompt, str) or not _are_messages(prompt)
         answer = self._session.answer(tokens, settings, self._decoder(continues), progress)
