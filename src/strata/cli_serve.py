@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 
 from strata.cli_flags import SERVE, CommandParser, asked_settings
-from strata.serve.main import serve
+from strata.serve.early import EarlyPort, listen, require_servable
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -14,4 +15,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("model", metavar="MODEL", help="GGUF or safetensors file, part, or folder")
     parser.add_settings(SERVE)
     args = parser.read(arguments)
-    return serve(args.model, asked_settings(args))
+    asked = asked_settings(args)
+    require_servable(args.model, asked.settings)
+    with EarlyPort(listen(asked.settings.host, asked.settings.port)) as port:
+        # a second of imports, during which the port answers already
+        server = importlib.import_module("strata.serve.main")
+        return int(server.serve(args.model, asked, port))

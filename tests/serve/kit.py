@@ -21,7 +21,8 @@ import uvicorn
 
 from strata.core.settings_load import load_settings
 from strata.serve.app import make_app
-from strata.serve.main import listen, make_server
+from strata.serve.early import listen
+from strata.serve.main import make_server
 from strata.serve.model_text import ModelText
 from strata.serve.scripted_text import ScriptedTokenizer
 from strata.serve.server import Server

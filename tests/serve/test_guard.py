@@ -12,7 +12,7 @@ import pytest
 
 from strata.core.errors import SettingError
 from strata.core.settings import Settings
-from strata.serve.guard import require_safe_bind
+from strata.serve.early import require_safe_bind
 from tests.serve.kit import Running, messages
 
 KEY = "k-3cr3t"

@@ -54,6 +54,21 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
     assert "does not fit" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_park_folder_that_cannot_be(tmp_path: Path, place: str) -> None:
+    """Exit code 2 and, behind the line of the start, one that names the option and the place."""
+    (tmp_path / "file").write_text("no folder", encoding="utf-8")
+    command = [sys.executable, "-m", "strata.cli", "serve", str(MODEL), "--port", "0"]
+    done = subprocess.run(
+        [*command, "--device", "cpu", "--park-dir", str(tmp_path / place)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    last = [line for line in done.stderr.splitlines() if "answers; loading" not in line]
+    assert f"--park-dir {tmp_path / place}" in last[-1], done.stderr
+    assert "Traceback" not in done.stderr and done.stdout == ""
+
+
 def test_a_stop_lets_the_answer_end_and_keeps_the_conversation(tmp_path: Path) -> None:
     """SIGTERM while an answer is streamed: it is completed, the exit code is 0, nothing is left
     running, and the conversation is in its folder."""

@@ -24,6 +24,7 @@ from strata.serve import (
 from strata.serve.dialects import given_name
 from strata.serve.errors import ApiError
 from strata.serve.guard import App, Guard
+from strata.serve.posts import Posts
 from strata.serve.server import Server
 from strata.serve.streams import ClientGone
 
@@ -53,12 +54,16 @@ def make_app(server: Server) -> App:
     ):
         # without prefixes the routes themselves do: one flat list, quick to search
         app.router.routes.extend(module.router(server).routes)
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(RequestValidationError, _invalid_body)
-    app.add_exception_handler(HTTPException, _no_route)
-    app.add_exception_handler(ClientGone, _gone)
-    app.add_exception_handler(Exception, _fault)
-    guard = Guard(app, server.settings)
+    handlers: dict[Any, Any] = {
+        ApiError: _api_error,
+        RequestValidationError: _invalid_body,
+        HTTPException: _no_route,
+        ClientGone: _gone,
+        Exception: _fault,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+    guard = Guard(Posts(app, app.routes, handlers), server.settings)
     guard.routes = app.routes  # type: ignore[attr-defined]
     return guard
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from strata.serve.errors import ApiError, engine_error
 from strata.serve.jobs import Job, Jobs, QueueFull
-from strata.serve.messages import End, Generate, PromptLogprobs, Tokens
+from strata.serve.messages import End, Generate, PromptLogprobs, Reading, Tokens
 from strata.serve.text.deltas import AnswerParser, ContentText, Delta, ToolCallStart
 from strata.serve.text.specs import ConstraintSpec
 
@@ -65,6 +65,12 @@ class Piece:
     finish: str = ""
     where: str = ""
     error: ApiError | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether it says nothing."""
+        said = self.tokens or self.deltas or self.prompt
+        return not (said or self.finish or self.where or self.error)
 
 
 @dataclass
@@ -156,14 +162,17 @@ class Generation:
         """What became known since it was last asked, answer after answer; with nothing new, where
         the answer stands."""
         found: list[Piece] = []
+        nothing_new = True
         while not self.over and self._jobs[self._at].events:
+            nothing_new = False
             piece = self._piece(self._jobs[self._at])
-            found.append(piece)
+            if not piece.empty:
+                found.append(piece)
             if piece.error is not None:
                 self._at = len(self._jobs)
             elif piece.finish:
                 self._begin(self._at + 1)
-        if not found and not self.over:
+        if nothing_new and not self.over:
             found.append(Piece(self._at, where=self._where(self._jobs[self._at])))
         return found
 
@@ -189,7 +198,8 @@ class Generation:
                 piece.prompt += event.items
             elif isinstance(event, End):
                 end = event
-            else:
+            elif isinstance(event, Reading) and event.done < event.total:
+                # behind the end of the prompt comes the first token, and says more
                 piece.where = self._where(job)
         if end is not None:
             piece.deltas += parser.finish()

@@ -19,8 +19,8 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from strata.core.errors import SettingError
 from strata.core.settings import Settings
+from strata.serve.early import is_loopback
 from strata.serve.errors import ApiError
 
 Scope = MutableMapping[str, Any]
@@ -34,24 +34,6 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _ANY = frozenset({"0.0.0.0", "::", ""})
 _HEADERS = "authorization, content-type, x-api-key"
 _SHOWN = b"x-request-id, x-strata-mode, x-strata-warnings, retry-after"
-
-
-def require_safe_bind(settings: Settings) -> None:
-    """Refuse a public address without a key, unless that is asked for."""
-    if is_loopback(settings.host) or settings.api_key or settings.allow_public_without_key:
-        return
-    raise SettingError(
-        f"--host {settings.host} is reachable from other machines and there is no --api-key; set "
-        f"one, or pass --allow-public-without-key"
-    )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Guard:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from fractions import Fraction
@@ -26,15 +26,13 @@ from strata.core.setting_kinds import SettingInfo
 from strata.core.settings import SETTINGS
 from strata.core.settings_load import AUTO, DEFAULT, Effective
 from strata.serve.app import make_app
-from strata.serve.guard import require_safe_bind
+from strata.serve.early import EarlyPort, listen
 from strata.serve.link import ENGINE, Link
 from strata.serve.messages import Load
 from strata.serve.metrics import Metrics
 from strata.serve.model_text import ModelText, read_model_text, served_name
 from strata.serve.server import Server
 from strata.serve.status import facts
-
-BACKLOG = 512
 
 
 def make_server(
@@ -61,27 +59,24 @@ def make_server(
     return server
 
 
-def serve(model: str, asked: Effective) -> int:
-    """Serve until stopped; the exit code. InputError for what cannot be served at all."""
-    settings = asked.settings
-    require_safe_bind(settings)
-    if not model.startswith("synthetic:") and not Path(model).exists():
-        raise InputError(f"{model}: No such file or directory")
-    LOG.setLevel(logging.WARNING if settings.wire_log == "none" else logging.INFO)
-    return run_until_stopped(make_server(model, asked))
+def serve(model: str, asked: Effective, port: EarlyPort) -> int:
+    """Serve on a port, until stopped, what ``early.require_servable`` has let through; the exit
+    code. InputError for what turns out later."""
+    quiet = asked.settings.wire_log == "none"
+    LOG.setLevel(logging.WARNING if quiet else logging.INFO)
+    return run_until_stopped(make_server(model, asked), port)
 
 
-def run_until_stopped(server: Server) -> int:
+def run_until_stopped(server: Server, port: EarlyPort | None = None) -> int:
     """``run_server`` on the fastest event loop that is installed."""
     factory = uvloop.new_event_loop if uvloop is not None else None
     with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(run_server(server))
+        return runner.run(run_server(server, port))
 
 
-async def run_server(server: Server) -> int:
-    """Listen and serve until a signal; the exit code."""
+async def run_server(server: Server, port: EarlyPort | None = None) -> int:
+    """Listen, if nobody does yet, and serve until a signal; the exit code."""
     settings = server.settings
-    listener = listen(settings.host, settings.port)
     config = uvicorn.Config(
         make_app(server),
         log_level="warning",
@@ -93,9 +88,12 @@ async def run_server(server: Server) -> int:
         limit_concurrency=None,
     )
     http = _Http(config)
-    host, port = listener.getsockname()[:2]
+    # what is there by now stays: the collector need not look at it again
+    gc.freeze()
+    listener = port.hand_over() if port else listen(settings.host, settings.port)
+    host, number = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print(f"strata: http://{shown}:{port} answers; loading {server.text.name}", file=sys.stderr)
+    print(f"strata: http://{shown}:{number} answers; loading {server.text.name}", file=sys.stderr)
     running = asyncio.create_task(http.serve(sockets=[listener]))
     watcher = asyncio.create_task(_watch(server, http))
     await running
@@ -136,24 +134,6 @@ async def _watch(server: Server, http: uvicorn.Server) -> None:
     for line in link.health.info.get("report", []):
         print(line, file=sys.stderr)
     print("strata: ready", file=sys.stderr, flush=True)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens, before anything else happens, so that a port in use is one line."""
-    try:
-        found = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, kind, _, _, address = found[0]
-        with contextlib.ExitStack() as undo:
-            listener = undo.enter_context(socket.socket(family, kind))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(BACKLOG)
-            undo.pop_all()
-    except OSError as error:
-        raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-    return listener
 
 
 def _asked(asked: Effective) -> tuple[dict[str, Any], dict[str, str]]:

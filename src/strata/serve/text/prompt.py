@@ -80,10 +80,20 @@ class Builder:
             "function": {"name": name, "arguments": self._arguments(arguments, place)},
         }
 
-    def tool_result(self, id: str, content: str, name: str | None = None) -> None:
-        """What a call gave back."""
+    def tool_result(self, id: str, content: str, place: str, name: str | None = None) -> None:
+        """What a call gave back; InputError for one that nobody has made before."""
+        if id not in self._names:
+            raise InputError(
+                f"{place} is the result of a tool call {quoted(id, 60)} that no earlier message of "
+                f"the assistant has made; send that message too, or leave the result away"
+            )
         name = name or self._names.get(id)
         self.add("tool", content, tool_call_id=id, **({"name": name} if name else {}))
+
+    @property
+    def last_call(self) -> str:
+        """The id of the call that was made last, for results that name none."""
+        return next(reversed(self._names), "call_0")
 
     def _arguments(self, arguments: Any, place: str) -> Any:
         value = arguments
@@ -132,8 +142,8 @@ def openai_messages(messages: Sequence[Any], style: TemplateStyle) -> Conversati
                  for n, call in enumerate(calls)],
             )  # fmt: skip
         elif role in ("tool", "function"):
-            id = str(message.get("tool_call_id") or "call_0")
-            builder.tool_result(id, content or "", message.get("name"))
+            id = str(message.get("tool_call_id") or builder.last_call)
+            builder.tool_result(id, content or "", place, message.get("name"))
         else:
             raise InputError(
                 f"{place} has the role {quoted(role, 40)}; known are system, developer, user, "

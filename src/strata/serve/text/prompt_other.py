@@ -82,7 +82,8 @@ def _anthropic_question(builder: Builder, blocks: Sequence[Any], place: str) -> 
             id = str(block.get("tool_use_id", ""))
             result = text_of(block.get("content"), f"the tool result in {place}") or ""
             failed = bool(block.get("is_error"))
-            builder.tool_result(id, f"error: {result}".rstrip() if failed else result)
+            result = f"error: {result}".rstrip() if failed else result
+            builder.tool_result(id, result, f"a block of {place}")
         else:
             texts.append(part_text(block, place))
     if texts or not blocks:
@@ -144,7 +145,7 @@ def responses_messages(instructions: Any, items: Any, style: TemplateStyle) -> C
         elif kind == "function_call_output":
             answer.close()
             output = text_of(item.get("output"), place) or ""
-            builder.tool_result(str(item.get("call_id", "")), output)
+            builder.tool_result(str(item.get("call_id", "")), output, place)
         elif kind == "message" and item.get("role") == "assistant":
             answer.texts.append(text_of(item.get("content"), place) or "")
         elif kind == "message" and item.get("role") in ("user", "system", "developer"):
