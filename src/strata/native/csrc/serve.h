@@ -4,6 +4,7 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <vector>
 
@@ -59,20 +60,39 @@ class Server {
         }
     }
 
+    // Late rows are started before those on time are waited for: the pool takes tasks on time first, and
+    // late ones fill the gaps that the end of each phase leaves.
     void answer(Pool& pool, const Backend& backend, const HomeMap& homes, int layer, int n_rows) {
         const int32_t* counts = ints_;
+        uint64_t ticket[2] = {0, 0};
         int group = 0, entry = 0;
         for (int late = 0; late < 2; late++) {
             const int n_groups = counts[2 * late], n_entries = counts[2 * late + 1];
-            if (n_groups) {
-                const uint64_t ticket =
-                    start(pool, backend, homes, layer, n_rows, group, n_groups, entry, n_entries, late);
-                pool.wait(ticket);
-            }
+            if (n_groups)
+                ticket[late] = start(pool, backend, homes, layer, n_rows, group, n_groups, entry, n_entries, late);
             group += n_groups;
             entry += n_entries;
+        }
+        for (int late = 0; late < 2; late++) {
+            if (ticket[late]) finish(pool, ticket[late], late ? 0 : ticket[1]);
             // what the workers wrote is visible to this thread, and so to the device before the word
             __atomic_store_n(words_ + (1 + late) * WORD, static_cast<uint32_t>(layer + 1), __ATOMIC_SEQ_CST);
+        }
+    }
+
+    // After an error nothing may still write rows: ``other`` (0: none) is waited for, too.
+    static void finish(Pool& pool, uint64_t ticket, uint64_t other) {
+        try {
+            pool.wait(ticket);
+        } catch (const std::exception&) {
+            if (other) {
+                try {
+                    pool.wait(other);
+                } catch (const std::exception&) {
+                    // the first one is told
+                }
+            }
+            throw;
         }
     }
 
