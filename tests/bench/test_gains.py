@@ -50,7 +50,7 @@ def test_predicted_beside_measured() -> None:
         )
         gains = Gains(model.engine, arms)
         assert gains.wanted and gains.of("defer") is None, "nothing was measured yet"
-        gains._times = TIMES
+        gains._times, gains._behind = TIMES, {0: 12.0, 1: 4.0}
         found = {arm.name: gains.of(arm.name) for arm in arms}
         assert found["off"] is None and found["floor"] is None
         told = {name: (g.us, g.late_share) for name, g in found.items() if g is not None}
@@ -67,7 +67,11 @@ def test_predicted_beside_measured() -> None:
     assert facts["defer"]["measured_of_predicted"] == pytest.approx((0.56 / 0.51 - 1) / 0.12)
     assert facts["light"]["measured_of_predicted"] == pytest.approx(1)
     assert "light against off: predicted +12.0 % (0.06 of 0.56 ms a window, 62 %" in lines[3]
-    assert facts["check"]["measured_of_predicted"] is None and lines[3].endswith("1.00 of it")
+    assert facts["check"]["measured_of_predicted"] is None and "1.00 of it" in lines[3]
+    # with b: min(62, 70) + min(54, 10), split min(62, 60) + min(54, 10), check min(12, 70) +
+    # min(4, 10)
+    for name, us in (("defer", 72.0), ("light", 70.0), ("check", 16.0), ("one", 10.0)):
+        assert facts[name]["predicted_with_combine"] == pytest.approx(0.56 / (0.56 - us / 1e3) - 1)
 
 
 @pytest.mark.parametrize("family", ["qwen4_exp", "deepseek_v3"])

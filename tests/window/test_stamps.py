@@ -11,7 +11,7 @@ import pytest
 
 import strata
 from strata.window.run import PLAIN
-from strata.window.stamps import StepTimes, layer_kind
+from strata.window.stamps import BEHIND, FAST_SIDE, StepTimes, coarse, layer_kind
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
@@ -53,6 +53,28 @@ def test_every_step_is_stamped_and_logits_stay(family: str) -> None:
         assert times.line().endswith(f"total {1e3 * len(own):.3f} ms/window over 2 windows")
         times.clear()
         assert times.line() == "verify profile: no window has run"
+
+
+def test_parts_are_stamped_where_they_meet() -> None:
+    """One interval a run of steps of one part, so fewer stamps; the window is still all of it."""
+    path = FIXTURES / "qwen3_moe" / "bf16.gguf"
+    with strata.load(path, device="cpu", context=64) as model:
+        engine = model.engine
+        times = StepTimes(engine.spec, CountingClock, part_of=coarse)
+        engine.runner.variant = dataclasses.replace(PLAIN, name="t", transforms=(times,))
+        engine.logits([3, 4], through="windows", window=1)
+        times.fold()
+        own = [s for s in engine.runner.window(1).program.steps if s.stream == "main"]
+        keys = [(coarse(s.name), s.layer) for s in own]
+        runs = [key for i, key in enumerate(keys) if keys[i + 1 : i + 2] != [key]]
+        assert times.n_windows == 2 and len(runs) < len(own) / 2
+        assert sum(times.seconds.values()) == 2.0 * len(runs)
+        # mixer, read to plan, ring, the fast side, the wait, what stands behind it
+        assert [name for name, layer in runs if layer == 1] == [
+            "attn_read", "router", "ring", "gpu_rows", "wait_cpu", "combine",
+        ]  # fmt: skip
+        assert times.mixer_ms(1) == times.layer_ms(1, FAST_SIDE) == 1e3
+        assert times.layer_ms(1, BEHIND) == 1e3
 
 
 def test_layers_of_each_mixer_stand_apart() -> None:

@@ -3,8 +3,10 @@
 With m the next layer's mixer, f the fast side's experts and c the CPU's rows, deferral of all rows
 gains min(m, max(0, c - f)) in a layer, and min(m, max(0, c - max(f, c_on))) where rows that take
 c_on stay on time: the sum over layers, a mean over sampled windows. m, f and c are measured in
-windows of the same prompt in which nothing overlaps (``engine/window_times.py``). On the CPU alone
-both sides share the cores: the formula describes a machine with a GPU, and there is no gain.
+windows of the same prompt in which nothing overlaps (``engine/window_times.py``). The layer's own
+combine and write (b) are no longer held up either, which the formula leaves out: with m + b for m,
+and b for check, whose rows join right behind them, it is printed too. On the CPU alone both sides
+share the cores: the formula describes a machine with a GPU, and there is no gain.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class Gains:
         self._asked = {arm.name: arm.over(engine.settings) for arm in arms}
         self._samplings: dict[int | None, Sampling] = {}
         self._times: WindowTimes | None = None
+        self._behind: dict[int, float] = {}
 
     @property
     def wanted(self) -> bool:
@@ -58,6 +61,8 @@ class Gains:
         if not self.wanted:
             return []
         self._times = times = self._sampled(window, write)
+        sampling = self._samplings[window]
+        self._behind = {t.layer: sampling.behind_us(t.layer) for t in times.layers}
         threshold = choose_below(times)
         lines = [f"in turn: {_means(threshold)}, {len(times.layers)} layers that may be late"]
         if any(wanted(s) for s in self._asked.values()):
@@ -99,6 +104,19 @@ class Gains:
         # the rows of check join in their own layer
         return replace(found, us=0.0) if asked.defer_cpu == "check" else found
 
+    def with_combine_us(self, arm: str) -> float:
+        """The same with b, microseconds a window."""
+        asked, times = self._asked[arm], self._times
+        assert times is not None
+        chosen = asked.defer_layers or tuple(self._behind)
+        check = asked.defer_cpu == "check"
+        layers = tuple(
+            replace(t, mixer_us=self._behind.get(t.layer, 0.0) + (0.0 if check else t.mixer_us))
+            for t in times.layers
+            if t.layer in chosen
+        )
+        return gain_of(replace(times, layers=layers), self._below(asked)).us
+
     def _below(self, asked: Settings) -> float:
         if asked.defer_cpu_below == AUTO:
             assert self._times is not None
@@ -122,16 +140,19 @@ class Gains:
             if found is None:
                 continue
             whole = result.ms_window(base)
-            hoped = whole / max(whole - found.us / 1e3, 1e-9) - 1
+            hoped = _gain(whole, found.us)
+            most = _gain(whole, self.with_combine_us(name))
             ratio = pairs.gain / hoped if hoped >= LEAST else None
             text = (
                 f"{name} against {base}: predicted {100 * hoped:+.1f} % ({found.us / 1e3:.2f} of "
                 f"{whole:.2f} ms a window, {100 * found.late_share:.0f} % of the CPU's experts "
-                f"late), measured {pairs.line()}"
+                f"late; {100 * most:+.1f} % with the combine), measured {pairs.line()}"
             )
-            lines.append(text + (f", {ratio:.2f} of it" if ratio is not None else ""))
+            of_most = f", {pairs.gain / most:.2f} with the combine" if most >= LEAST else ""
+            lines.append(text + (f", {ratio:.2f} of it" if ratio is not None else "") + of_most)
             facts[name] = {
                 "predicted_gain": hoped,
+                "predicted_with_combine": most,
                 "predicted_ms_window": found.us / 1e3,
                 "late_share": found.late_share,
                 "below": None if math.isinf(found.below) else found.below,
@@ -149,11 +170,17 @@ class Gains:
                 "layer": t.layer,
                 "m_us": t.mixer_us,
                 "f_us": t.fast_us,
+                "b_us": round(self._behind.get(t.layer, 0.0), 3),
                 "c_us": t.cpu_us * sum(map(len, t.missed)) / max(1, len(t.missed)),
                 "c_expert_us": t.cpu_us,
             }
             for t in self._times.layers
         ]
+
+
+def _gain(whole_ms: float, saved_us: float) -> float:
+    """Speed gained when so much of a window is saved."""
+    return whole_ms / max(whole_ms - saved_us / 1e3, 1e-9) - 1
 
 
 def _means(t: Threshold) -> str:

@@ -25,7 +25,7 @@ from strata.kernels.plan import Draft
 from strata.memory.frame import Frame
 from strata.window.program import Program
 from strata.window.run import WindowRunner
-from strata.window.stamps import FAST_SIDE, WAITS, EventClock, HostClock, StepTimes, coarse
+from strata.window.stamps import BEHIND, FAST_SIDE, WAITS, EventClock, HostClock, StepTimes, coarse
 
 CPU_PART = ("ring", "wait_cpu")
 
@@ -93,6 +93,11 @@ class Sampling:
     def taken(self, n_tokens: int) -> WindowTimes:
         """What was measured."""
         return WindowTimes(n_tokens, tuple(self._layer(i) for i in self.layers))
+
+    def behind_us(self, layer: int) -> float:
+        """The sum of a layer's rows and its write, which late rows do not hold up, microseconds a
+        window."""
+        return 1e3 * self._times.layer_ms(layer, BEHIND)
 
     def cpu_ms(self, layer: int) -> float:
         """c of any layer, milliseconds a window."""

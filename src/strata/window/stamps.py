@@ -32,6 +32,8 @@ FFN_SIDE = (
 WAITS = ("wait_cpu", "wait_late")
 FAST_SIDE = ("shared_expert", "gpu_rows")
 """What the device does while the host computes rows of the same layer."""
+BEHIND = ("add_cpu_rows", "combine", "ffn_write")
+"""What stands behind the layer's rows, and waits for those of the host that are on time."""
 LATE_SIDE = ("late_join", "correct", "repair")
 """What deferral and repair add."""
 
@@ -41,6 +43,8 @@ def coarse(name: str) -> str:
     be counted to its part, at the price of a short kernel."""
     if name in FAST_SIDE:
         return "gpu_rows"
+    if name in BEHIND:
+        return "combine"
     if name in (*WAITS, *LATE_SIDE, "ring", "embed"):
         return name
     return "router" if name in FFN_SIDE else "attn_read"
