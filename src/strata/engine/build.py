@@ -120,6 +120,7 @@ def assemble_device(ready: Ready, progress: Progress | None, device: torch.devic
         require_reserve(ready.memory, torch.cuda.mem_get_info(device)[0])
     made = module.assemble(plan, settings, ready.experts, progress, device)
     tier, variants = made.runner.service.tier, WindowVariants(PLAIN, {}, ())
+    calibrated = calibrate_at_start(made.runner, settings, plan.checkpoint, tokenizer)
 
     def on_close() -> None:
         made.close()
@@ -135,6 +136,7 @@ def assemble_device(ready: Ready, progress: Progress | None, device: torch.devic
             *_report(ready, made.pool, tier, tokenizer, variants),
             kv_line(settings.kv, made.runner.network.state_specs()),
             *made.lines,
+            *calibrated,
         ],
         on_close=on_close,
     )
