@@ -139,7 +139,10 @@ def use_variant(engine: Engine, settings: Settings, window: int = 1) -> InUse:
             raise SettingError(f"this device's windows run as they were loaded; not with {key}")
         if make is not None:
             runner.variant = make(settings)
-        return InUse({})
+        if not wanted(settings) or not any(runner.variant.late_L):
+            return InUse({})
+        lines = fix_thresholds(runner, settings, [window], tokenizer_or_none(engine))
+        return InUse({}, tuple(lines))
     made = build_variant(settings, runner.network, engine.service)
     runner.variant = replace(made.default, name=f"{made.default.name} {key}")
     if not wanted(settings) or "defer_cpu" in made.why_not:

@@ -30,7 +30,6 @@ from strata.quality.arms import Arm, scale_rank, tokenizer_or_none, use_variant
 from strata.quality.measure import Progress, Reference, measure_arm, read_reference
 from strata.quality.scores import ArmResult
 from strata.quality.texts import Text
-from strata.window.run import WindowRunner
 
 WINDOWS = (1, 2, 4)
 QUANTILES = (0.5, 0.7)
@@ -258,9 +257,6 @@ def _thresholds(engine: Engine, base: Settings, window: int) -> list[float]:
     defer nothing or everything."""
     tokenizer: Tokenizer | None = tokenizer_or_none(engine)
     runner = engine.runner
-    if not isinstance(runner, WindowRunner):
-        # a device's windows are not sampled: the even share, and a little less
-        return [round(part / runner.network.n_active, 4) for part in (1.0, 0.8)]
     deferred = replace(base, defer_cpu="1")
     times = measure_windows(runner, deferred, window, tokens_for(runner, tokenizer))
     found = [choose_below(times).below, *_quantiles(times)]
