@@ -53,6 +53,12 @@ CALLS = (
     ("quality {m} --text {f}/noise.gguf", "is not UTF-8 text"),
     ("quality {m} --text {t} --json {f}", "--json {f}: cannot be written"),
     ("quality {m} --text {t} --plot {f}/x.txt", "a plot's name ends in .png, .svg, .pdf"),
+    ("quality --compare {t} {t}", "text.txt is no whole quality file: it is no NumPy archive"),
+    ("quality --compare {t} {t} --json {f}/x", "--json has no effect with --compare"),
+    ("quality --compare {t} {t} --defer-cpu 1", "--defer-cpu has no effect with --compare"),
+    ("quality {m} --compare {t} {t}", "--compare takes two stored files"),
+    ("bench --compare {t} --rounds 3", "--rounds has no effect with --compare"),
+    ("bench {m} --compare {t}", "MODEL has no effect with --compare"),
     ("tune {m} --text {t} --profile-dir {t}", "--profile-dir {t}: profiles cannot be kept there"),
     ("tune {m} --text {t} --kl-budget nan", "--kl-budget nan"),
     ("bench {m} --json {f}/none/x.json", "its folder does not exist"),
@@ -84,7 +90,12 @@ def refused(call: str, names: dict[str, str], capsys: pytest.CaptureFixture[str]
     """The one line."""
     words = [word.format(**names) for word in call.replace("''", "\0").split()]
     words = ["" if word == "\0" else word for word in words]
-    if words and words[0] in ON_CPU and words[1:2] not in (["cpu"], ["serve"]):
+    if (
+        words
+        and words[0] in ON_CPU
+        and "--compare" not in words
+        and words[1:2] not in (["cpu"], ["serve"])
+    ):
         words += ["--device", "cpu"]
     capsys.readouterr()
     assert cli.main(words) == 2

@@ -35,6 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.read(arguments)
     path = Path(args.json) if args.json else None
     if args.compare:
+        parser.only(args, "--compare", "force", "plot")
         return _show(load_records(Path(args.compare)), args.force, args.plot)
     for flag, name in (("cap_slots", "expert_cache"), ("cap_vram", "vram_gb")):
         if getattr(args, flag) is not None:

@@ -57,6 +57,17 @@ class CommandParser(argparse.ArgumentParser):
         _require_files(args)
         return args
 
+    def only(self, args: argparse.Namespace, way: str, *beside: str) -> None:
+        """SettingError for an option that was given and has no effect on this way of calling the
+        command. way: its flag; beside: names of options that go with it."""
+        kept = {way[2:].replace("-", "_"), *beside}
+        for action in self._actions:
+            if action.dest not in kept and getattr(args, action.dest, action.default) not in (
+                action.default, [], None,
+            ):  # fmt: skip
+                option = action.option_strings[0] if action.option_strings else action.metavar
+                self.error(f"{option} has no effect with {way}, which reads what is stored")
+
     def add_settings(self, scopes: Iterable[Scope]) -> None:
         """One flag for each setting of these scopes, and --config."""
         titles = {

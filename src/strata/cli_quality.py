@@ -45,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     if args.compare:
         if args.model is not None or args.text:
             parser.error("--compare takes two stored files and neither a model nor texts")
+        parser.only(args, "--compare", "quiet")
         return _compare(args)
     if args.model is None or not args.text:
         parser.error("a model and at least one --text are needed (or --compare A B)")

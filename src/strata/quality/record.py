@@ -98,7 +98,9 @@ def load_recording(path: str | Path) -> Recording:
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
     except (ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
-        raise FormatError(f"{path} is no whole quality file: {error}") from None
+        # NumPy takes what is no archive for a pickle, and says how to open that
+        why = "it is no NumPy archive" if "pickle" in str(error) else error
+        raise FormatError(f"{path} is no whole quality file: {why}") from None
     if head.pop("format", None) != FORMAT or head.pop("version", None) != VERSION:
         raise FormatError(f"{path} is no quality file of version {VERSION}")
     head["texts"] = tuple(tuple(text) for text in head["texts"])
