@@ -1,4 +1,4 @@
-"""Which pieces of the experts are page-locked for a GPU.
+"""Which pieces of the experts are page-locked for a GPU (C13).
 
 Expectation: the driver's rule that one copy may not cross from one registered range into another
 (cudaMemcpy gives cudaErrorInvalidValue), here as a driver that keeps the ranges it was given.
