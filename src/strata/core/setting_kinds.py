@@ -233,7 +233,7 @@ def layers(help: str, **more: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise ValueError("must be layer numbers, separated by commas")
         try:
-            found = sorted({int(item) for item in value})
+            found = sorted({_whole(item) for item in value})
         except (TypeError, ValueError):
             raise ValueError("must be layer numbers, separated by commas") from None
         if found and found[0] < 0:
@@ -265,6 +265,13 @@ def biases(help: str, **more: Any) -> Any:
         return tuple(sorted(result.items()))
 
     return _field((), help, "ID=X", convert, repeatable=True, **more)
+
+
+def _whole(item: object) -> int:
+    """A whole number, or a text of one; nothing is rounded."""
+    if isinstance(item, bool) or not isinstance(item, int | str):
+        raise ValueError
+    return int(item)
 
 
 def _require_range(value: float, low: float, high: float | None) -> None:
