@@ -155,7 +155,7 @@ def test_order_of_sources(tmp_path: Path) -> None:
         ({"dtype": "float64", "kv": "f16"}, "--kv f16 and --dtype float64 exclude"),
         ({"kv": "f64"}, "--kv f64 and --dtype float32 exclude"),
         ({"dtype": "float64", "kv": "q4"}, "--kv q4 and --dtype float64 exclude"),
-        ({"defer_layers": [1.5], "defer_cpu": "1"}, r"--defer-layers \[1.5\]: must be layer numbers"),
+        ({"defer_layers": [1.5], "defer_cpu": "1"}, r"--defer-layers \[1.5\]: must be layer"),
         ({"defer_layers": [True], "defer_cpu": "1"}, "must be layer numbers"),
         ({"defer_layers": "1,x", "defer_cpu": "1"}, "--defer-layers 1,x: must be layer numbers"),
         ({"draft": "lookup"}, "--draft lookup and --spec 1 exclude"),
