@@ -3,6 +3,7 @@ Expectations by hand: the scripted tokenizer's ids are the bytes of the text."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -97,3 +98,23 @@ def test_a_prompt_counts_once_with_what_was_kept_of_it() -> None:
     for reused, first in ((4, True), (10, False), (6, True), (10, False)):
         usage.add({"reused_tokens": reused}, 1, 0, first=first)
     assert (usage.reused_tokens, len(usage.reports)) == (10, 4)
+
+
+def test_the_request_of_an_evaluation_harness(served: Running) -> None:
+    """The body that lm-evaluation-harness sends for a likelihood (token ids, echo, one token more)
+    and how it reads the answer: the values from the context's length to the last but one, and
+    whether each was the likeliest. The scripted engine calls every token of a prompt equally
+    likely, so each value is -log(vocabulary)."""
+    context, continuation = list(b"the pot "), list(b"boils")
+    body = {
+        "prompt": [context + continuation], "max_tokens": 1, "logprobs": 1, "echo": True,
+        "temperature": 0, "seed": 1234, "model": "scripted",
+    }  # fmt: skip
+    choices = served.post("/v1/completions", body).json()["choices"]
+    [choice] = sorted(choices, key=lambda choice: choice["index"])
+    values = choice["logprobs"]["token_logprobs"][len(context) : -1]
+    best = choice["logprobs"]["top_logprobs"][len(context) : -1]
+    assert len(values) == len(best) == len(continuation)
+    vocabulary = served.server.link.health.info["vocabulary"]
+    assert all(abs(value + math.log(vocabulary)) < 1e-6 for value in values)
+    assert all(value == max(top.values()) for value, top in zip(values, best, strict=True))
