@@ -13,9 +13,11 @@ from dataclasses import replace
 from strata.memory.frame import Frame
 from strata.models.gpu.frame import GpuFrame
 from strata.models.gpu.network import GpuNetwork
-from strata.models.gpu.rows import row_specs, rows_of
 from strata.window.device_layer import DeviceProgram, Meeting
 from strata.window.repair import REPAIR_X, RepairSteps
+
+ROWS = "repair_rows"
+"""x_r, made and used inside a repair."""
 
 
 class DeviceRepair(RepairSteps):
@@ -27,7 +29,7 @@ class DeviceRepair(RepairSteps):
 
     def __call__(self, built: DeviceProgram, frame: GpuFrame, meeting: Meeting) -> DeviceProgram:
         """The program with repair; the frame gets the corrected rows."""
-        frame.add(row_specs(REPAIR_X, self._net.spec.d_model))
+        frame.add(self._net.residual.corrected_specs(REPAIR_X, ROWS))
         return replace(built, program=self.repaired(built.program, frame))
 
     def written(self, frame: Frame, layer: int) -> Iterable[str]:
@@ -37,9 +39,10 @@ class DeviceRepair(RepairSteps):
         return [f"{n}:{nxt}" if n in owned else n for n in mixer.rewrites()]
 
     def correct(self, frame: Frame, layer: int) -> None:
-        """x_r as floats and int8, and the coefficients."""
-        self._net.residual.mixer_input(layer + 1, frame, REPAIR_X)
+        """The coefficients, and what x_r is made of: no more than the mixer's write waits for."""
+        self._net.residual.corrected(layer + 1, frame, REPAIR_X)
 
     def rewrite(self, frame: Frame, layer: int) -> None:
-        """Products and state kernels once more."""
-        self._net.mixers[layer + 1].rewrite(frame, rows_of(frame, REPAIR_X))
+        """x_r, then products and state kernels once more."""
+        x_r = self._net.residual.corrected_input(layer + 1, frame, REPAIR_X, ROWS)
+        self._net.mixers[layer + 1].rewrite(frame, x_r)

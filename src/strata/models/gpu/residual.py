@@ -15,7 +15,7 @@ from strata.kernels.hyper.triton import down, mix, rank_gate, up_mix
 from strata.kernels.rms_norm.triton import Pending, add_norm
 from strata.memory.frame import BufferSpec, Frame
 from strata.models.gpu.roles import GpuRoles
-from strata.models.gpu.rows import products, row_specs, rows_of
+from strata.models.gpu.rows import Rows, products, row_specs, rows_of
 from strata.models.spec import ModelSpec
 
 Site = Literal["attn", "ffn"]
@@ -79,14 +79,31 @@ class GpuResidual:
         else:
             self._norm(frame, self._norms[key], INPUT[site], pending)
 
-    def mixer_input(self, layer: int, frame: Frame, target: str) -> None:
-        """What the layer's mixer would read of the residual as it is now, into other rows; and its
-        write coefficients."""
+    def corrected(self, layer: int, frame: Frame, kept: str) -> None:
+        """What the layer's mixer would read of the residual as it is now, kept for
+        ``corrected_input``; and its write coefficients. Only what the mixer's write waits for."""
         key = f"layers.{layer}.attn"
         if self._hyper:
-            self._reads[key].run(frame, target, self.coeff("attn", frame), None)
+            coeff = self.coeff("attn", frame)
+            assert coeff is not None
+            self._reads[key].coefficients(frame, coeff, kept)
         else:
-            self._norm(frame, self._norms[key], target, None)
+            self._norm(frame, self._norms[key], kept, None)
+
+    def corrected_specs(self, kept: str, target: str) -> dict[str, BufferSpec]:
+        """Buffers of ``corrected`` and ``corrected_input``."""
+        d = self._spec.d_model
+        if not self._hyper:
+            return row_specs(kept, d)
+        return row_specs(kept, self._spec.streams * d) | row_specs(target, d)
+
+    def corrected_input(self, layer: int, frame: Frame, kept: str, target: str) -> Rows:
+        """The mixer's input from what ``corrected`` kept: the target rows, or (plain residuals)
+        the kept ones."""
+        if not self._hyper:
+            return rows_of(frame, kept)
+        self._reads[f"layers.{layer}.attn"].rest(frame, target, kept)
+        return rows_of(frame, target)
 
     def head(self, frame: Frame) -> None:
         """Input of the output head."""
@@ -147,25 +164,49 @@ class StreamRead:
         self, frame: Frame, target: str, coeff_TC: torch.Tensor | None, pending: Pending | None
     ) -> None:
         """Fill the target rows and the coefficients."""
-        normed = rows_of(frame, "hc_normed")
+        self._normed(frame, "hc_normed", pending)
+        self._mixed(frame, target, "hc_normed", coeff_TC)
+
+    def coefficients(self, frame: Frame, coeff_TC: torch.Tensor, kept: str) -> None:
+        """The first part of a read: the normed streams into the kept rows, and the coefficients."""
+        assert self.inject is not None, "the head has no coefficients"
+        self._normed(frame, kept, None)
+        normed, low = rows_of(frame, kept), rows_of(frame, "hc_low").x
+        if self._fused:
+            down(normed.x, self.down, self.inject, self._streams, low, coeff_TC)
+            return
+        product_TC = frame["hc_product"].view(-1)[: coeff_TC.numel()].view(coeff_TC.shape)
+        products((self.inject,), normed, (product_TC,))
+        rank_gate(product_TC, low[:, :0], coeff_TC, self._streams)
+
+    def rest(self, frame: Frame, target: str, kept: str) -> None:
+        """The second part: the target rows from the kept ones."""
+        self._mixed(frame, target, kept, None)
+
+    def _normed(self, frame: Frame, into: str, pending: Pending | None) -> None:
+        normed = rows_of(frame, into)
         tiles = self.down.is_tiles or (self.inject is not None and self.inject.is_tiles)
         add_norm(
             frame["residual"], self.norm, self._eps, normed.x, pending=pending,
             quantized=normed.q if tiles else None,
         )  # fmt: skip
+
+    def _mixed(self, frame: Frame, target: str, source: str, coeff_TC: torch.Tensor | None) -> None:
+        """Products of the normed streams; with coefficients too, or without."""
+        normed, inject = rows_of(frame, source), None if coeff_TC is None else self.inject
         low, out = rows_of(frame, "hc_low"), rows_of(frame, target)
         if self._fused:
-            down(normed.x, self.down, self.inject, self._streams, low.x, coeff_TC)
+            down(normed.x, self.down, inject, self._streams, low.x, coeff_TC)
             up_mix(low.x, self.up, normed.x, self._streams, out.x, out.q)
             return
         product = frame["hc_product"]
         rank = self.down.n_rows
-        if self.inject is None:
+        if inject is None:
             product = product.view(-1)[: len(product) * rank].view(-1, rank)
             products((self.down,), normed, (product,))
         else:
             both = (product[:, :rank], product[:, rank:])
-            products((self.down, self.inject), normed, both)
+            products((self.down, inject), normed, both)
         rank_gate(product, low.x, coeff_TC, self._streams)
         products((self.up,), low, (frame["hc_gate"],), fresh=False)
         mix(frame["hc_gate"], normed.x, self._streams, out.x, out.q)
