@@ -9,6 +9,7 @@ costs as much as a short kernel); c is then what the device itself waits, hand-o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,8 @@ from strata.window.stamps import BEHIND, FAST_SIDE, WAITS, EventClock, HostClock
 
 CPU_PART = ("ring", "wait_cpu")
 
+_MEASURED = itertools.count()
+
 
 class Sampling:
     """Times of windows of one engine that run as ``variant`` says.
@@ -48,7 +51,8 @@ class Sampling:
         recorded = not self._own and runner.network.device.type == "cuda"
         clock = EventClock if recorded else HostClock
         self._times = StepTimes(spec, clock, part_of=str if self._own else coarse)
-        self.variant = self._variant(settings, name, more)
+        # a runner keeps windows by name: those of an earlier measurement stamp other times
+        self.variant = self._variant(settings, f"{name} #{next(_MEASURED)}", more)
 
     def _variant(self, settings: Settings, name: str, more: Sequence[Any]) -> Any:
         runner = self._runner
