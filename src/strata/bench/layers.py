@@ -111,9 +111,7 @@ def told(runner: Any, ended: Callable[[int], object]) -> Iterator[None]:
         del runner.run
 
 
-def _window_time(
-    spec: ModelSpec, times: StepTimes, cpu_ms: Callable[[int], float]
-) -> WindowTime:
+def _window_time(spec: ModelSpec, times: StepTimes, cpu_ms: Callable[[int], float]) -> WindowTime:
     times.fold()
     layers = []
     for layer in range(spec.n_layers):
@@ -188,8 +186,14 @@ def layer_lines(window: WindowTime) -> list[str]:
     for kind, group in kinds.items():
         means = (
             sum(getattr(t, name) for t in group) / len(group)
-            for name in ("mixer_ms", "fast_ms", "cpu_ms", "wait_ms", "rest_ms",
-                         "late_ms")  # fmt: skip
+            for name in (
+                "mixer_ms",
+                "fast_ms",
+                "cpu_ms",
+                "wait_ms",
+                "rest_ms",
+                "late_ms",
+            )  # fmt: skip
         )
         lines.append(f"{kind:<30} {len(group):>3} " + " ".join(f"{x:>8.3f}" for x in means))
     cpu = sum(t.cpu_ms for t in window.layers)

@@ -165,9 +165,7 @@ def require_measured(times: WindowTimes) -> WindowTimes:
     return times
 
 
-def run_sampled(
-    runner: Any, sampling: Sampling, n_tokens: int, tokens: Sequence[int]
-) -> None:
+def run_sampled(runner: Any, sampling: Sampling, n_tokens: int, tokens: Sequence[int]) -> None:
     """Windows from where the sequence is, as many as are counted and fit. SettingError when none
     does."""
     before, runner.variant = runner.variant, sampling.variant
