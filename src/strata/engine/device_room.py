@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from strata.experts.layouts import Entry
-from strata.experts.link_stage import STAGE_BYTES
 from strata.experts.store import stride_of
-from strata.experts.stream import BUFFERS
+from strata.experts.stream import BUFFERS, STAGE_BYTES
 from strata.kernels.gpu_weight import gpu_bytes
 from strata.models.inventory import inventory
 from strata.models.spec import ModelSpec

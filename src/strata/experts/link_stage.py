@@ -9,12 +9,9 @@ import torch
 
 from strata.experts.fast_tier import FastTier
 from strata.experts.store import ExpertStore
+from strata.experts.stream import STAGE_BYTES
 from strata.kernels.expert_rows.launch import GpuGroups
 from strata.kernels.expert_rows.triton_fetch import fetch
-
-STAGE_BYTES = 64 << 20
-"""Room for 20 or more experts of 3 MB: what the link carries in a layer. Experts beyond it are read
-where they lie."""
 
 
 class LinkStage:

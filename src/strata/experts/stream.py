@@ -15,6 +15,9 @@ from strata.experts.fast_tier import FastTier
 from strata.experts.store import ExpertLayer, ExpertStore
 
 BUFFERS = 2
+STAGE_BYTES = 64 << 20
+"""Room for experts that a window reads over the link (``link_stage``): 20 or more of 3 MB. Those
+beyond it are read where they lie."""
 
 
 def stream_bytes(store: ExpertStore) -> int:
