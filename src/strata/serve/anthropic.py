@@ -18,7 +18,7 @@ from strata.serve.chat import ChatRequest, chat_ask
 from strata.serve.errors import ApiError, bad_request
 from strata.serve.forms import response_form
 from strata.serve.generation import Generation, Piece, Usage
-from strata.serve.openai_common import Said, extra, warned
+from strata.serve.openai_common import Said, Told, extra, warned
 from strata.serve.server import Server
 from strata.serve.streams import respond
 from strata.serve.text.json_pieces import cut_object
@@ -157,7 +157,7 @@ def _effort(body: CountBody, warnings: list[str]) -> Effort | None:
     return None
 
 
-class MessagesAnswer:
+class MessagesAnswer(Told):
     """Turns pieces into events or into one message."""
 
     def __init__(self, server: Server, generation: Generation) -> None:
@@ -166,15 +166,6 @@ class MessagesAnswer:
         self._model = server.text.name
         self._blocks = Blocks()
         self._begun = False
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Of the response."""
-        return self.said.headers
-
-    def opening(self) -> bytes:
-        """Nothing yet."""
-        return b""
 
     def add(self, piece: Piece) -> bytes:
         """Events of a piece."""

@@ -25,7 +25,7 @@ from strata.serve.chat import ChatRequest, chat_ask
 from strata.serve.errors import ApiError, bad_request
 from strata.serve.forms import asked_form
 from strata.serve.generation import Generation, Piece
-from strata.serve.openai_common import Said, extra, quoted, sse, usage_of
+from strata.serve.openai_common import Said, Told, extra, quoted, sse, usage_of
 from strata.serve.server import Server
 from strata.serve.streams import respond
 from strata.serve.text.deltas import ContentText, Delta, ReasoningText, ToolCallStart
@@ -133,7 +133,7 @@ def _go_on(body: ChatBody) -> bool | None:
     return body.continue_final_message
 
 
-class ChatAnswer:
+class ChatAnswer(Told):
     """Turns pieces into chunks or into one message."""
 
     def __init__(self, server: Server, generation: Generation, with_usage: bool) -> None:
@@ -143,15 +143,6 @@ class ChatAnswer:
         self._with_usage = with_usage
         self._fixed = self.said.fixed("chat.completion.chunk")[:-1]
         self._begun: set[int] = set()
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Of the response."""
-        return self.said.headers
-
-    def opening(self) -> bytes:
-        """Nothing yet."""
-        return b""
 
     def add(self, piece: Piece) -> bytes:
         """Chunks of a piece."""

@@ -109,3 +109,19 @@ class Said:
         """The bytes a token stands for."""
         tokenizer = self._server.text.tokenizer
         return tokenizer.token_bytes(token) if tokenizer else b""
+
+
+class Told:
+    """What the answers of all APIs have in common: they repeat ``said``, and most say nothing
+    before the first piece."""
+
+    said: Said
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the response."""
+        return self.said.headers
+
+    def opening(self) -> bytes:
+        """Nothing yet."""
+        return b""

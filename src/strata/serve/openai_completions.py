@@ -16,7 +16,7 @@ from strata.serve.completion_logprobs import CompletionLogprobs
 from strata.serve.errors import ApiError
 from strata.serve.forms import asked_form
 from strata.serve.generation import Ask, Generation, Piece
-from strata.serve.openai_common import Said, extra, quoted, sse, usage_of
+from strata.serve.openai_common import Said, Told, extra, quoted, sse, usage_of
 from strata.serve.server import Server
 from strata.serve.streams import respond
 from strata.serve.text.deltas import ContentText
@@ -110,7 +110,7 @@ async def _ask(server: Server, body: CompletionBody) -> Ask:
     )
 
 
-class CompletionAnswer:
+class CompletionAnswer(Told):
     """Turns pieces into chunks or into one response."""
 
     def __init__(
@@ -124,15 +124,6 @@ class CompletionAnswer:
         self._fixed = self.said.fixed("text_completion")[:-1]
         self._begun: set[int] = set()
         self._rows: dict[int, CompletionLogprobs] = {}
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Of the response."""
-        return self.said.headers
-
-    def opening(self) -> bytes:
-        """Nothing yet."""
-        return b""
 
     def add(self, piece: Piece) -> bytes:
         """The chunk of a piece."""

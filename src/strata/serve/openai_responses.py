@@ -18,7 +18,7 @@ from strata.serve.chat import ChatRequest, chat_ask
 from strata.serve.errors import ApiError, bad_request
 from strata.serve.forms import response_form
 from strata.serve.generation import Generation, Piece
-from strata.serve.openai_common import Said, extra
+from strata.serve.openai_common import Said, Told, extra
 from strata.serve.server import Server
 from strata.serve.streams import respond
 from strata.serve.text.json_pieces import is_whole
@@ -96,7 +96,7 @@ def _read(server: Server, body: ResponsesBody) -> ChatRequest:
         raise bad_request(error) from None
 
 
-class ResponsesAnswer:
+class ResponsesAnswer(Told):
     """Turns pieces into events or into one response."""
 
     def __init__(self, server: Server, generation: Generation, body: ResponsesBody) -> None:
@@ -108,11 +108,6 @@ class ResponsesAnswer:
         self._finish = ""
         self._ids: dict[int, str] = {}
         self._sequence = 0
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Of the response."""
-        return self.said.headers
 
     def opening(self) -> bytes:
         """The response as it begins, twice, as the API has it."""
