@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from strata.core.settings import Settings
-from strata.engine.build_device import _reach
+from strata.engine.page_locks import lock_experts
 
 
 class Ranges:
@@ -54,7 +54,7 @@ def store(n_layers: int, n_experts: int, stride: int) -> SimpleNamespace:
 def test_no_expert_crosses_a_border() -> None:
     experts = store(n_layers=3, n_experts=512, stride=2_621_440 + 128)  # 1.25 GiB a layer
     driver = Ranges(room=1 << 60)
-    tables, locked, line = _reach(Settings(), experts, driver)  # type: ignore[arg-type]
+    tables, locked, line = lock_experts(Settings(), experts, driver)  # type: ignore[arg-type]
     assert len(locked) == 3 and "(" not in line
     for layer, table in zip(experts.layers, tables, strict=True):
         assert np.array_equal(table, layer.addresses())
@@ -65,6 +65,6 @@ def test_no_expert_crosses_a_border() -> None:
 
 def test_a_refused_layer_has_no_addresses_and_the_line_says_why() -> None:
     experts = store(n_layers=3, n_experts=4, stride=1000)
-    tables, _, line = _reach(Settings(), experts, Ranges(room=9000))  # type: ignore[arg-type]
+    tables, _, line = lock_experts(Settings(), experts, Ranges(room=9000))  # type: ignore[arg-type]
     assert [bool(t.all()) for t in tables] == [True, True, False]
     assert not tables[2].any() and line.endswith("(out of room)")

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from strata.core.errors import DoesNotFitError, SettingError, UnsupportedError
@@ -25,6 +23,7 @@ from strata.engine.device_room import RESERVE_BYTES, slots_in, staging_beside
 from strata.engine.device_variants import device_variant
 from strata.engine.expert_plan import ExpertPlan, load_planned
 from strata.engine.overlaps import choices
+from strata.engine.page_locks import lock_experts
 from strata.experts.device_service import DeviceService
 from strata.experts.fast_tier import FastTier
 from strata.experts.pcie_share import share_numerator
@@ -37,10 +36,7 @@ from strata.memory.handshake import Area, Handshake, PlainArea, area_bytes
 from strata.memory.mapped import (
     CudaDriver,
     Driver,
-    Locked,
     MappedArea,
-    address_table,
-    lock_pages,
     unlock_pages,
 )
 from strata.models.gpu.frame import DeviceState
@@ -104,7 +100,7 @@ def assemble(
     driver = _driver() if compiled else None
     n_slots, staged = _slots(plan, settings, store, device)
     # before the tier is filled: copies from page-locked memory are several times faster
-    reach, locked, reach_line = _reach(settings, store, driver)
+    reach, locked, reach_line = lock_experts(settings, store, driver)
     tier = fast_tier_of(plan, settings, store, n_slots, device)
     shake = _handshake(network, driver)
     n_active = [
@@ -315,37 +311,3 @@ def _handshake(network: GpuNetwork, driver: Driver | None) -> Handshake:
             ),
         )
     return Handshake(area, d_model, n_tokens, n_rows)
-
-
-def _reach(
-    settings: Settings, store: ExpertStore, driver: Driver | None
-) -> tuple[list[npt.NDArray[np.int64]] | None, list[Locked], str]:
-    """Addresses at which the device reads experts in RAM, and what was page-locked."""
-    if settings.pcie_frac == 0 or settings.experts_on_disk or not store.n_bytes:
-        return None, [], ""
-    tables: list[npt.NDArray[np.int64]] = []
-    done: list[Locked] = []
-    why: str | None = None
-    for layer in store.layers:
-        if layer is None:
-            tables.append(np.zeros(0, np.int64))
-            continue
-        starts = layer.addresses()
-        if driver is None:
-            tables.append(starts)
-            continue
-        locked = None
-        if why is None:
-            # a layer is one piece: the driver copies nothing across the border of two
-            locked = lock_pages(driver, int(starts[0]), layer.n_bytes, piece_bytes=layer.n_bytes)
-        if locked is None:
-            tables.append(np.zeros_like(starts))
-            continue
-        done.append(locked)
-        why = locked.why_not_more
-        size = layer.shape.blob_bytes
-        table = address_table(driver, locked, int(starts[0]), starts.tolist(), size)
-        tables.append(np.array(table, np.int64))
-    n_bytes = sum(one.n_bytes for one in done)
-    line = f"page-locked for the GPU: {n_bytes / GIB:.2f} of {store.n_bytes / GIB:.2f} GiB"
-    return tables, done, line + (f" ({why})" if why else "")
