@@ -30,7 +30,7 @@ from strata.serve.main import make_server, run_until_stopped
 from strata.serve.model_text import ModelText
 from strata.serve.scripted_text import ScriptedTokenizer
 
-WRITES_A_SECOND = 100
+WRITES_A_SECOND = 1000 / 30
 """At most, of one stream (engine_loop.PACE_S)."""
 
 

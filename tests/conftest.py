@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import signal
 
 import pytest
 import torch
@@ -16,6 +17,10 @@ from tests.unpack import unpack
 
 unpack()
 torch.set_num_threads(1)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell starts background jobs so; tests of interrupts, and programs they start, need it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if not torch.cuda.is_available():
     # must be set before the first kernel is defined

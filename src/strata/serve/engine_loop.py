@@ -37,9 +37,9 @@ from strata.serve.pipe import Pipe
 
 ABANDON_AFTER_S = 0.25
 """A cancelled request may end its window in this time; after it the window is broken off."""
-PACE_S = 0.01
+PACE_S = 0.03
 """Tokens that come faster wait for each other, at most this long and a layer's work: a stream is
-written to a hundred times a second, which costs what it costs per write. The first never waits."""
+written to some thirty times a second, and a write costs what it costs. The first never waits."""
 _EXIT_GRACE_S = 5.0
 _PHASE_EVERY_S = 0.1
 
