@@ -1,5 +1,6 @@
 #include "pool.h"
 
+#include <algorithm>
 #include <cfenv>
 #include <chrono>
 #include <cstdlib>
@@ -83,19 +84,13 @@ Scratch& thread_scratch() {
     return scratch;
 }
 
-// Spins until ready() or the time is over; true when ready. Lets others have the processor now and
-// then: the one waited for may be among them.
-template <class Ready>
-bool spin_until(int spin_us, Ready ready) {
-    const auto start = Time::now();
-    for (int round = 1;; round++) {
-        for (int i = 0; i < 32; i++) {
-            if (ready()) return true;
-            pause_cpu();
-        }
-        if (ns_since(start) >= spin_us * 1000ll) return false;
-        if (round % 8 == 0) std::this_thread::yield();
-    }
+// Takes the next task of a share below its task number ``below``; -1: there is none.
+int claim(std::atomic<uint64_t>& of, uint64_t below) {
+    uint64_t state = of.load(std::memory_order_acquire);
+    do {
+        if (next_of(state) >= tasks_of(state) || next_of(state) >= below) return -1;
+    } while (!of.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel));
+    return static_cast<int>(next_of(state));
 }
 
 }  // namespace
@@ -120,6 +115,17 @@ Pool::Pool(int workers, std::vector<int> cpus, std::vector<int> homes, int spin_
       max_spinners_(max_spinners),
       process_(process_id()) {
     for (auto& mask : active_) mask.store(0);
+    const int n_shares = std::min(workers, MOST_SHARES);
+    for (auto& slot : slots_) slot.shares = std::make_unique<Share[]>(static_cast<size_t>(n_shares));
+    shares_of_.resize(HOMES);
+    for (int i = 0; i < n_shares; i++) {
+        all_shares_.push_back(i);
+        shares_of_[static_cast<size_t>(home_of(i))].push_back(i);
+        order_.emplace_back();
+        for (const bool own : {true, false})
+            for (int k = 0; k < n_shares; k++)
+                if (const int j = (i + k) % n_shares; own == (home_of(j) == home_of(i))) order_.back().push_back(j);
+    }
     counters_ = std::make_unique<Counters[]>(static_cast<size_t>(workers) * (MOST_LAYERS + 1));
     threads_.reserve(workers - 1);
     for (int i = 1; i < workers; i++) {
@@ -192,25 +198,63 @@ uint64_t Pool::submit(std::unique_ptr<Work> work, Urgency urgency) {
 }
 
 void Pool::begin_phase(Slot& slot, int phase) {
-    Work& work = *slot.work;
-    while (phase < work.n_phases() && work.n_tasks(phase) == 0) phase++;
+    const Work& work = *slot.work;
+    const auto with_tasks = [&work](int p) {
+        while (p < work.n_phases() && work.n_tasks(p) == 0) p++;
+        return p;
+    };
+    phase = with_tasks(phase);
     if (phase == work.n_phases()) {
         finish(slot);
         return;
     }
-    const int n_tasks = work.n_tasks(phase), n_homes = work.n_homes(phase);
-    slot.n_homes.store(n_homes);
-    slot.phase = phase;
-    slot.left.store(static_cast<uint32_t>(n_tasks), std::memory_order_relaxed);
-    for (int h = 0; h < n_homes; h++) {
-        Queue& queue = slot.queues[h];
-        queue.first = work.first_task(phase, h);
-        const uint64_t n = static_cast<uint64_t>(work.first_task(phase, h + 1) - queue.first);
-        const uint64_t sequence = (queue.state.load(std::memory_order_relaxed) >> 40) + 1;
-        queue.state.store(sequence << 40 | n << 20);
+    const int then = with_tasks(phase + 1);
+    slot.phase[0] = phase;
+    slot.phase[1] = then < work.n_phases() && work.follows(then) ? then : -1;
+    int n_tasks = 0;
+    for (int part = 0; part < 2; part++) {
+        if (slot.phase[part] >= 0) n_tasks += work.n_tasks(slot.phase[part]);
+        divide(slot, part);
     }
+    slot.n_homes.store(work.n_homes(phase));
+    slot.left.store(static_cast<uint32_t>(n_tasks), std::memory_order_relaxed);
+    // only now: whoever has a task may look at all shares
+    for (const int s : all_shares_) {
+        Share& share = slot.shares[s];
+        const uint64_t sequence = (share.state.load(std::memory_order_relaxed) >> 40) + 1;
+        share.state.store(sequence << 40 | static_cast<uint64_t>(share.n[0] + share.n[1]) << 20,
+                          std::memory_order_release);
+    }
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // tasks first, then a look at who sleeps
     idle_.unpark(FAN < n_tasks ? FAN : n_tasks);
     waiting_.unpark();
+}
+
+// A phase's tasks over the workers: each home's over those there, or all over all.
+void Pool::divide(Slot& slot, int part) {
+    for (const int s : all_shares_) slot.shares[s].n[part] = 0;
+    const int phase = slot.phase[part];
+    if (phase < 0) return;
+    const Work& work = *slot.work;
+    const int n_homes = work.n_homes(phase);
+    bool everywhere = n_homes > 1;
+    for (int h = 0; h < n_homes; h++) everywhere = everywhere && !shares_of_[static_cast<size_t>(h)].empty();
+    if (!everywhere) {
+        divide(slot, part, 0, work.n_tasks(phase), all_shares_);
+        return;
+    }
+    for (int h = 0; h < n_homes; h++)
+        divide(slot, part, work.first_task(phase, h), work.first_task(phase, h + 1), shares_of_[static_cast<size_t>(h)]);
+}
+
+void Pool::divide(Slot& slot, int part, int first, int last, const std::vector<int>& among) {
+    const int64_t n = last - first, m = static_cast<int64_t>(among.size());
+    for (int64_t i = 0; i < m; i++) {
+        Share& share = slot.shares[among[static_cast<size_t>(i)]];
+        const int64_t from = n * i / m;
+        share.first[part] = first + static_cast<int>(from);
+        share.n[part] = static_cast<int>(n * (i + 1) / m - from);
+    }
 }
 
 void Pool::finish(Slot& slot) {
@@ -220,18 +264,16 @@ void Pool::finish(Slot& slot) {
         count(0, slot.work->layer, QUANTIZE_NS, ns);
         count(0, slot.work->layer, COMPUTE_NS, -ns);
     }
-    slot.owned.reset();
+    const std::unique_ptr<Work> owned = std::move(slot.owned);  // freed when nobody waits for it any more
     slot.finished.store(slot.ticket.load());
     waiting_.unpark();
 }
 
-// A queue of the slot with a task to take, the thread's own if it has one; -1: none.
-int Pool::claimable(const Slot& slot, int home) const {
-    const int n_homes = slot.n_homes.load();
-    for (int i = 0; i < n_homes; i++) {
-        const int h = (home + i) % n_homes;
-        const uint64_t state = slot.queues[h].state.load();
-        if (next_of(state) < tasks_of(state)) return h;
+// A share of the slot with a task to take, the thread's own if it has one; -1: none.
+int Pool::claimable(const Slot& slot, int thread) const {
+    for (const int s : order_of(thread)) {
+        const uint64_t state = slot.shares[s].state.load();
+        if (next_of(state) < tasks_of(state)) return s;
     }
     return -1;
 }
@@ -261,20 +303,29 @@ int64_t Pool::counted(Count what, int layer) const {
     return sum;
 }
 
-bool Pool::run_task(Slot& slot, int h, int thread) {
-    Queue& queue = slot.queues[h];
-    uint64_t state = queue.state.load(std::memory_order_acquire);
-    do {
-        if (next_of(state) >= tasks_of(state)) return false;
-    } while (!queue.state.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel));
-    // a claimed task keeps its work and phase in place until it is counted as done
+bool Pool::at_home(const Work& work, int phase, int task, int home) {
+    return work.n_homes(phase) == 1 ||
+           (task >= work.first_task(phase, home) && task < work.first_task(phase, home + 1));
+}
+
+bool Pool::run_task(Slot& slot, int s, int thread) {
+    const int i = claim(slot.shares[s].state, MAX_TASKS);
+    if (i < 0) return false;
+    run_claimed(slot, slot.shares[s], i, thread);
+    return true;
+}
+
+// A claimed task keeps its work, its phases and all shares in place until it is counted as done.
+void Pool::run_claimed(Slot& slot, const Share& share, int i, int thread) {
     Work& work = *slot.work;
-    const int phase = slot.phase, layer = work.layer;
-    const bool stray = work.n_homes(phase) > 1 && h != home_of(thread);
+    const int part = i >= share.n[0], phase = slot.phase[part], layer = work.layer;
+    const int task = share.first[part] + i - (part ? share.n[0] : 0);
+    if (part) help_until_ready(slot, phase, task, thread);
     const bool quantizes = work.clock(phase) == Clock::quantize;
+    const bool stray = !at_home(work, phase, task, home_of(thread));
     const auto start = Time::now();
     try {
-        work.run(phase, queue.first + static_cast<int>(next_of(state)), thread_scratch());
+        work.run(phase, task, thread_scratch());
     } catch (const std::exception& error) {
         const std::lock_guard<std::mutex> lock(error_mutex_);
         errors_.emplace(slot.ticket.load(), error.what());
@@ -283,27 +334,45 @@ bool Pool::run_task(Slot& slot, int h, int thread) {
     count(thread, layer, quantizes ? QUANTIZE_NS : COMPUTE_NS, ns_since(start));
     count(thread, layer, TASKS, 1);
     if (stray) count(thread, layer, STRAYS, 1);
-    if (slot.left.fetch_sub(1, std::memory_order_acq_rel) == 1) begin_phase(slot, phase + 1);
-    return true;
+    const int last = std::max(slot.phase[0], slot.phase[1]);
+    if (slot.left.fetch_sub(1, std::memory_order_acq_rel) == 1) begin_phase(slot, last + 1);
+}
+
+// Runs what the task waits for while any of it is left; the rest is in other threads' hands.
+void Pool::help_until_ready(Slot& slot, int phase, int task, int thread) {
+    for (int spins = 1; !slot.work->ready(phase, task); spins++) {
+        int i = -1, from = -1;
+        for (const int s : order_of(thread)) {
+            i = claim(slot.shares[s].state, static_cast<uint64_t>(slot.shares[s].n[0]));
+            if (i >= 0) {
+                from = s;
+                break;
+            }
+        }
+        if (i >= 0) run_claimed(slot, slot.shares[from], i, thread);
+        else if (spins % 64 == 0) std::this_thread::yield();
+        else pause_cpu();
+    }
 }
 
 bool Pool::run_task_of(Slot& slot, int thread) {
-    const int h = claimable(slot, home_of(thread));
-    return h >= 0 && run_task(slot, h, thread);
+    const int s = claimable(slot, thread);
+    return s >= 0 && run_task(slot, s, thread);
 }
 
-// Of the most urgent works with tasks the oldest that has some for this home, else the oldest.
-Pool::Place Pool::most_urgent(int home) {
+// Of the most urgent works with tasks the oldest that has some for this thread's home, else the oldest.
+Pool::Place Pool::most_urgent(int thread) {
+    const int home = home_of(thread);
     for (auto& mask : active_) {
         Place best{nullptr, -1};
         bool best_own = false;
         for (uint64_t bits = mask.load(); bits; bits &= bits - 1) {
             Slot& slot = slots_[__builtin_ctzll(bits)];
-            const int h = claimable(slot, home);
-            if (h < 0) continue;
-            const bool own = h == home || slot.n_homes.load() == 1;
+            const int s = claimable(slot, thread);
+            if (s < 0) continue;
+            const bool own = home_of(s) == home || slot.n_homes.load() == 1;
             const bool older = !best.slot || slot.ticket.load() < best.slot->ticket.load();
-            if (own == best_own ? older : own) best = {&slot, h}, best_own = own;
+            if (own == best_own ? older : own) best = {&slot, s}, best_own = own;
         }
         if (best.slot) return best;
     }
@@ -311,19 +380,34 @@ Pool::Place Pool::most_urgent(int home) {
 }
 
 bool Pool::run_any(int thread) {
-    const Place place = most_urgent(home_of(thread));
-    return place.slot && run_task(*place.slot, place.home, thread);
+    const Place place = most_urgent(thread);
+    return place.slot && run_task(*place.slot, place.share, thread);
+}
+
+// Spins until ready() or the time is over; true when ready. Lets others have the processor now and
+// then, for the one waited for may be among them: often where threads outnumber processors.
+template <class Ready>
+bool Pool::spin_until(Ready ready) const {
+    const int rounds = max_spinners_ < workers_ ? 8 : 128;
+    const auto start = Time::now();
+    for (int round = 1;; round++) {
+        for (int i = 0; i < 32; i++) {
+            if (ready()) return true;
+            pause_cpu();
+        }
+        if (ns_since(start) >= spin_us_ * 1000ll) return false;
+        if (round % rounds == 0) std::this_thread::yield();
+    }
 }
 
 void Pool::worker_main(int index) {
     const FloatRules rules;
-    const int home = home_of(index);
-    const auto ready = [this, home] { return stop_.load() || most_urgent(home).slot; };
+    const auto ready = [this, index] { return stop_.load() || most_urgent(index).slot; };
     while (!stop_.load()) {
         if (run_any(index)) continue;
-        if (index < max_spinners_ && spin_until(spin_us_, ready)) continue;
+        if (index < max_spinners_ && spin_until(ready)) continue;
         idle_.park_until(ready, [this, index] { count(index, -1, SLEEPS, 1); });
-        if (most_urgent(home).slot) idle_.unpark(FAN);
+        if (most_urgent(index).slot) idle_.unpark(FAN);
     }
 }
 
@@ -339,12 +423,12 @@ void Pool::wait(uint64_t ticket) {
     Slot& slot = slots_[ticket % SLOTS];
     const int layer = slot.layer.load();
     const auto ready = [&] {
-        return done(ticket) || (slot.ticket.load() == ticket && claimable(slot, home_of(0)) >= 0);
+        return done(ticket) || (slot.ticket.load() == ticket && claimable(slot, 0) >= 0);
     };
     while (!done(ticket)) {
         if (slot.ticket.load() == ticket && run_task_of(slot, 0)) continue;
         const auto start = Time::now();
-        if (!spin_until(max_spinners_ > 0 ? spin_us_ : 0, ready))
+        if (max_spinners_ == 0 || !spin_until(ready))
             waiting_.park_until(ready, [this] { count(0, -1, SLEEPS, 1); });
         count(0, layer, WAIT_NS, ns_since(start));
     }

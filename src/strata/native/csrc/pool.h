@@ -1,8 +1,10 @@
 // Persistent workers that run the tasks of several pieces of work at once.
 //
 // A Work is a list of phases; the tasks of a phase may run in any order on any thread, and a phase
-// begins when all tasks of the one before are done. Tasks may have a home, a NUMA node whose memory
-// they read: workers take tasks of their own node first and those of others when it has none left.
+// begins when all tasks of the one before are done, or follows it task by task. Every worker has a share
+// of a phase's tasks, one after the other in memory, whose cursor only it touches until it is done and
+// takes tasks of others. Tasks may have a home, a NUMA node whose memory they read: they are the shares of
+// workers there, and workers help their own node first.
 // Workers take tasks of the most urgent work first, spin for a bounded time when there are none, then
 // sleep. A thread that waits for a work runs its tasks too. Knows no weights, no Python.
 #pragma once
@@ -44,6 +46,10 @@ class Work {
     // they are at home everywhere. At most Pool::HOMES.
     virtual int n_homes(int) const { return 1; }
     virtual int first_task(int phase, int home) const { return home ? n_tasks(phase) : 0; }
+    // Tasks of this phase need not wait for the end of the one before, each only until it is ready();
+    // tasks of the one before wait for nothing.
+    virtual bool follows(int) const { return false; }
+    virtual bool ready(int, int) const { return true; }
     virtual Clock clock(int phase) const = 0;
     virtual void run(int phase, int task, Scratch& scratch) = 0;
     int layer = -1;  // whose counters grow, too
@@ -89,21 +95,22 @@ class Pool {
     void count_plan(int layer, int64_t plan_ns, int64_t quantize_ns);
 
   private:
-    struct alignas(64) Queue {
-        // sequence number 24 bits | tasks of the phase 20 | next task 20
+    struct alignas(64) Share {
+        // sequence number 24 bits | tasks 20 | next task 20
         std::atomic<uint64_t> state{0};
-        int first = 0;
+        // n[0] tasks of the phase from first[0] on, then n[1] of the one that follows it
+        int first[2] = {0, 0}, n[2] = {0, 0};
     };
     struct alignas(64) Slot {
-        std::atomic<uint32_t> left{0};
-        std::atomic<uint64_t> ticket{0};
+        alignas(64) std::atomic<uint32_t> left{0};
+        alignas(64) std::atomic<uint64_t> ticket{0};
         std::atomic<uint64_t> finished{0};  // ticket of the last work that ended here
         std::atomic<int> n_homes{1}, layer{-1};
         Work* work = nullptr;
         std::unique_ptr<Work> owned;
-        int phase = 0;
+        int phase[2] = {0, -1};  // in turn, and the one that follows it task by task or -1
         Urgency urgency = Urgency::now;
-        Queue queues[HOMES];
+        std::unique_ptr<Share[]> shares;
     };
     struct alignas(64) Counters {
         std::atomic<int64_t> of[N_COUNTS] = {};
@@ -111,9 +118,9 @@ class Pool {
     static_assert(sizeof(Counters) == 64);
     struct Place {
         Slot* slot;
-        int home;
+        int share;
     };
-    static constexpr int SLOTS = 64, MOST_LAYERS = 511;
+    static constexpr int SLOTS = 64, MOST_LAYERS = 511, MOST_SHARES = 64;
     Counters* counters_of(int thread) const { return counters_.get() + static_cast<size_t>(thread) * (MOST_LAYERS + 1); }
     // Sleepers woken by one thread; each of them wakes as many.
     static constexpr int FAN = 4;
@@ -121,12 +128,21 @@ class Pool {
     uint64_t start(Work& work, std::unique_ptr<Work> owned, Urgency urgency);
     void begin_phase(Slot& slot, int phase);
     void finish(Slot& slot);
+    void divide(Slot& slot, int part);
+    void divide(Slot& slot, int part, int first, int last, const std::vector<int>& among);
     // thread: 0 is every thread but the workers.
-    bool run_task(Slot& slot, int queue, int thread);
+    bool run_task(Slot& slot, int share, int thread);
+    void run_claimed(Slot& slot, const Share& share, int i, int thread);
+    void help_until_ready(Slot& slot, int phase, int task, int thread);
     bool run_task_of(Slot& slot, int thread);
     bool run_any(int thread);
-    Place most_urgent(int home);
-    int claimable(const Slot& slot, int home) const;
+    Place most_urgent(int thread);
+    int claimable(const Slot& slot, int thread) const;
+    static bool at_home(const Work& work, int phase, int task, int home);
+    template <class Ready>
+    bool spin_until(Ready ready) const;
+    // A thread's own share, those of its node, the others.
+    const std::vector<int>& order_of(int thread) const { return order_[static_cast<size_t>(thread) % order_.size()]; }
     void count(int thread, int layer, Count what, int64_t by);
     int home_of(int thread) const { return homes_.empty() ? 0 : homes_[static_cast<size_t>(thread) % homes_.size()]; }
     void worker_main(int index);
@@ -144,6 +160,8 @@ class Pool {
     std::unique_ptr<Counters[]> counters_;  // [workers][1 + MOST_LAYERS]
     std::atomic<int> n_layers_{0};
     const std::vector<int> homes_;
+    std::vector<std::vector<int>> order_, shares_of_;  // [shares], [homes]: shares
+    std::vector<int> all_shares_;
     const int workers_, spin_us_, max_spinners_;
     const int64_t process_;
 };

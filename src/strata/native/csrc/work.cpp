@@ -149,6 +149,9 @@ ExpertWork::ExpertWork(const Backend& backend, int workers, const ExpertLayout& 
     const size_t padded = padded_32(F), h_bytes = sizeof(float) * padded * n_entries_;
     gate_ = Buffer(h_bytes);
     up_ = Buffer(h_bytes);
+    base_.reserve(4 * static_cast<size_t>(n_groups_));
+    for (auto* rows : {&gate_in_, &up_in_, &down_in_}) rows->reserve(static_cast<size_t>(n_entries_));
+    for (auto* rows : {&gate_out_, &up_out_, &down_out_}) rows->reserve(static_cast<size_t>(n_entries_));
     for (int i = 0; i < 4 * n_groups_; i++)
         base_.push_back(reinterpret_cast<const uint8_t*>(batch.address[batch.apart ? i : i / 4]));
     sort_by_home(homes);
@@ -172,8 +175,8 @@ ExpertWork::ExpertWork(const Backend& backend, int workers, const ExpertLayout& 
     int most = 0;
     for (int g = 0; g < n_groups_; g++) most = std::max(most, start_[g + 1] - start_[g]);
     if (most > MOST_QUANTIZED_ALONE || middle_->in_place()) return;
-    gate_up_left_ = std::make_unique<std::atomic<int>[]>(static_cast<size_t>(n_groups_));
-    for (int g = 0; g < n_groups_; g++) gate_up_left_[g].store(per_group(0), std::memory_order_relaxed);
+    gate_up_left_ = std::make_unique<Left[]>(static_cast<size_t>(n_groups_));
+    for (int g = 0; g < n_groups_; g++) gate_up_left_[g].tasks.store(per_group(0), std::memory_order_relaxed);
 }
 
 // Every distinct token once per form. Copies even what could be used in place: the caller may overwrite
@@ -200,6 +203,7 @@ void ExpertWork::read_activations(const ExpertBatch& batch) {
 
 // Groups in their order, one home after the other.
 void ExpertWork::sort_by_home(const HomeMap& homes) {
+    order_.reserve(static_cast<size_t>(n_groups_));
     home_start_.push_back(0);
     for (int h = 0; h < homes.n_homes(); h++) {
         for (int g = 0; g < n_groups_; g++)
@@ -222,6 +226,29 @@ int ExpertWork::n_tasks(int phase) const {
     return n_groups_ * per_group(phase);
 }
 
+bool ExpertWork::ready(int phase, int task) const {
+    return phase != 2 || !gate_up_left_ || gate_up_left_[group_of(2, task)].ready.load(std::memory_order_acquire);
+}
+
+// The end of a task of gate and up rows, also by an error: down rows wait for every one. The last one
+// quantizes the middle.
+class ExpertWork::GroupEnd {
+  public:
+    GroupEnd(ExpertWork& work, int group) : work_(work), group_(group) {}
+    ~GroupEnd() {
+        Left& left = work_.gate_up_left_[group_];
+        if (left.tasks.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+        const auto start = std::chrono::steady_clock::now();
+        work_.middle_->prepare(work_.start_[group_], work_.start_[group_ + 1] - work_.start_[group_]);
+        work_.quantize_ns.fetch_add(ns_since(start), std::memory_order_relaxed);
+        left.ready.store(true, std::memory_order_release);
+    }
+
+  private:
+    ExpertWork& work_;
+    const int group_;
+};
+
 void ExpertWork::run(int phase, int task, Scratch& scratch) {
     if (phase == 1) {
         middle_->prepare(task, 1);
@@ -229,18 +256,15 @@ void ExpertWork::run(int phase, int task, Scratch& scratch) {
     }
     const int n_rows = phase == 0 ? layout_.d_expert : layout_.d_model;
     const int chunk = phase == 0 ? chunk_f_ : chunk_d_;
-    const int group = order_[static_cast<size_t>(task / per_group(phase))], first = task % per_group(phase) * chunk;
+    const int group = group_of(phase, task), first = task % per_group(phase) * chunk;
     const int count = std::min(chunk, n_rows - first);
     if (phase == 2) {
         down(group, first, count, scratch);
         return;
     }
+    std::optional<GroupEnd> end;
+    if (gate_up_left_) end.emplace(*this, group);
     gate_up(group, first, count, scratch);
-    if (gate_up_left_ && gate_up_left_[group].fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        const auto start = std::chrono::steady_clock::now();
-        middle_->prepare(start_[group], start_[group + 1] - start_[group]);
-        quantize_ns.fetch_add(ns_since(start), std::memory_order_relaxed);
-    }
 }
 
 float ExpertWork::scale_of(int group, int piece) const {

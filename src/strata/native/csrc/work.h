@@ -120,7 +120,8 @@ class HomeMap {
 };
 
 // Three phases: gate and up rows with the activation; the middle quantized; down rows. With few entries
-// a group whoever ends its gate and up rows quantizes them, and there is nothing in between.
+// a group whoever ends its gate and up rows quantizes them: there is nothing in between, and a group's
+// down rows wait for that group alone.
 class ExpertWork : public Work {
   public:
     ExpertWork(const Backend& backend, int workers, const ExpertLayout& layout, const ExpertBatch& batch,
@@ -131,10 +132,14 @@ class ExpertWork : public Work {
     int first_task(int phase, int home) const override;
     // Of quantizing the activations, while the work was made.
     int64_t read_ns() const { return read_ns_; }
+    bool follows(int phase) const override { return phase == 2 && gate_up_left_; }
+    bool ready(int phase, int task) const override;
     Clock clock(int phase) const override { return phase == 1 ? Clock::quantize : Clock::compute; }
     void run(int phase, int task, Scratch& scratch) override;
 
   private:
+    class GroupEnd;
+    int group_of(int phase, int task) const { return order_[static_cast<size_t>(task / per_group(phase))]; }
     void sort_by_home(const HomeMap& homes);
     int per_group(int phase) const;
     void read_activations(const ExpertBatch& batch);
@@ -158,7 +163,11 @@ class ExpertWork : public Work {
     std::unique_ptr<Activations> middle_;
     int chunk_f_, chunk_d_;
     static constexpr int MOST_QUANTIZED_ALONE = 16;
-    std::unique_ptr<std::atomic<int>[]> gate_up_left_;  // tasks of each group [G], or null: a phase of its own
+    struct alignas(64) Left {
+        std::atomic<int> tasks;      // of gate and up
+        std::atomic<bool> ready;     // the middle is quantized
+    };
+    std::unique_ptr<Left[]> gate_up_left_;  // [G], or null: a phase of its own
     int64_t read_ns_ = 0;
 };
 
