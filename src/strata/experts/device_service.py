@@ -149,6 +149,11 @@ class DeviceService:
         self._buffers: dict[int, PlanBuffers] = {}
         self._last: tuple[npt.NDArray[np.int32], npt.NDArray[np.int8]] | None = None
 
+    @property
+    def n_active(self) -> Sequence[int]:
+        """Rows a token of each layer; 0 without routed experts."""
+        return self._n_active
+
     def buffers(self, n_tokens: int) -> PlanBuffers:
         """The plan's buffers for that window size."""
         if n_tokens not in self._buffers:

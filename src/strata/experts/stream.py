@@ -31,6 +31,14 @@ def runs_of(missing_E: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
 
 
+def left_out(missing_E: npt.NDArray[np.bool_], share: float) -> npt.NDArray[np.bool_]:
+    """The last of the missing experts: a share of them, rounded. The others keep long runs."""
+    missing = np.flatnonzero(missing_E)
+    found = np.zeros(len(missing_E), dtype=np.bool_)
+    found[missing[len(missing) - round(share * len(missing)) :]] = True
+    return found
+
+
 class LayerStream:
     """Two buffers, each as large as the largest layer, made at first use."""
 
@@ -39,15 +47,22 @@ class LayerStream:
         self._compiled = device.type == "cuda"
         self._routed = [i for i, layer in enumerate(store.layers) if layer is not None]
         self._memory: list[torch.Tensor] = []
-        self._copied: list[torch.cuda.Event] = []
+        self._begun: dict[int, torch.cuda.Event] = {}
+        self._copied: dict[int, torch.cuda.Event] = {}
         self._used: list[torch.cuda.Event] = []
         self._queue: torch.cuda.Stream | None = None
+        self.host_LE = [np.zeros(len(a), dtype=np.bool_) for a in tier.address_LE]
+        """Experts that are not copied and not cached: somebody else's."""
 
-    def begin(self) -> list[npt.NDArray[np.int64]]:
+    def begin(self, host_share: float = 0.0) -> list[npt.NDArray[np.int64]]:
         """Start a prompt: address of every expert of every layer, int64 [E] each, which holds while
-        its layer is current. The first copies are on their way."""
+        its layer is current. The first copies are on their way.
+
+        host_share: of a layer's experts that are not cached, so many are not copied; their address
+        is 0, and ``host_LE`` (bool [E] each) says which they are."""
         if self._compiled and not self._memory:
             self._allocate()
+        self.host_LE = [left_out(cached == 0, host_share) for cached in self._tier.address_LE]
         tables = []
         for layer in range(len(self._store.layers)):
             tables.append(self._addresses(layer))
@@ -58,7 +73,7 @@ class LayerStream:
     def enter(self, layer: int) -> None:
         """From here on the current stream reads the layer's experts."""
         if self._compiled and layer in self._routed:
-            torch.cuda.current_stream().wait_event(self._copied[self._buffer(layer)])
+            torch.cuda.current_stream().wait_event(self._copied[layer])
 
     def leave(self, layer: int) -> None:
         """What was enqueued is all that reads the layer; its buffer goes to a later one."""
@@ -69,13 +84,19 @@ class LayerStream:
         if later < len(self._routed):
             self._copy(self._routed[later])
 
+    def copy_seconds(self) -> list[float]:
+        """How long each layer's copies of the last prompt took; once they have ended."""
+        return [1e-3 * self._begun[i].elapsed_time(self._copied[i]) for i in self._copied]
+
     def _allocate(self) -> None:
         size = stream_bytes(self._store) // BUFFERS
         self._queue = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         for _ in range(BUFFERS):
             self._memory.append(torch.empty(size, dtype=torch.uint8, device=self._device))
-            self._copied.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
             self._used.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
+        for layer in self._routed:
+            for events in (self._begun, self._copied):
+                events[layer] = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def _buffer(self, layer: int) -> int:
         return self._routed.index(layer) % BUFFERS
@@ -90,11 +111,12 @@ class LayerStream:
         if layer not in self._routed:
             return cached
         experts = self._layer(layer)
-        if not self._compiled:
-            return experts.addresses()
-        base = self._memory[self._buffer(layer)].data_ptr()
-        staged = base + np.arange(experts.n_experts, dtype=np.int64) * experts.stride_bytes
-        return np.where(cached != 0, cached, staged)
+        staged = experts.addresses()
+        if self._compiled:
+            base = self._memory[self._buffer(layer)].data_ptr()
+            staged = base + np.arange(experts.n_experts, dtype=np.int64) * experts.stride_bytes
+            staged = np.where(cached != 0, cached, staged)
+        return np.where(self.host_LE[layer], 0, staged)
 
     def _copy(self, layer: int) -> None:
         if not self._compiled:
@@ -104,6 +126,7 @@ class LayerStream:
         to = self._memory[slot][: experts.n_bytes].view(experts.blobs.shape)
         with torch.cuda.stream(self._queue):
             self._queue.wait_event(self._used[slot])
-            for first, end in runs_of(self._tier.address_LE[layer] == 0):
+            self._begun[layer].record(self._queue)
+            for first, end in runs_of((self._tier.address_LE[layer] == 0) & ~self.host_LE[layer]):
                 to[first:end].copy_(experts.blobs[first:end], non_blocking=True)
-            self._copied[slot].record(self._queue)
+            self._copied[layer].record(self._queue)
