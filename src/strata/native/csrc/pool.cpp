@@ -385,10 +385,10 @@ bool Pool::run_any(int thread) {
 }
 
 // Spins until ready() or the time is over; true when ready. Lets others have the processor now and
-// then, for the one waited for may be among them: often where threads outnumber processors.
+// then: the one waited for may be among them.
 template <class Ready>
 bool Pool::spin_until(Ready ready) const {
-    const int rounds = max_spinners_ < workers_ ? 8 : 128;
+    constexpr int ROUNDS = 8;
     const auto start = Time::now();
     for (int round = 1;; round++) {
         for (int i = 0; i < 32; i++) {
@@ -396,7 +396,7 @@ bool Pool::spin_until(Ready ready) const {
             pause_cpu();
         }
         if (ns_since(start) >= spin_us_ * 1000ll) return false;
-        if (round % rounds == 0) std::this_thread::yield();
+        if (round % ROUNDS == 0) std::this_thread::yield();
     }
 }
 
