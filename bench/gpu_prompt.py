@@ -25,7 +25,6 @@ from strata.bench.traffic import traffic_of
 from strata.engine.checkpoint_plan import understand
 from strata.engine.engine import Engine
 from strata.engine.machine import probe
-from strata.experts.stream import LayerStream
 from strata.models.synthetic import cut_down, open_model
 from strata.window.device_chunk import ChunkReader
 from strata.window.device_fast import FastReader, can_read
@@ -92,12 +91,11 @@ class Prompts:
         self._slots = Slots(engine)
         self._n_pairs = sum(len(addresses) for addresses in self._tier.address_LE)
         self._per_file_byte = self._tier.store.n_bytes / file_bytes
-        parts = (runner.network, runner.service, runner.state)
         # both stream through the same two buffers
-        stream = LayerStream(self._tier.store, self._tier, runner.network.device)
-        self._readers = {"exact": ChunkReader(*parts, stream)}
+        parts = (runner.network, runner.state, runner._reader.experts)
+        self._readers = {"exact": ChunkReader(*parts)}
         if can_read(runner.network):
-            self._readers["fast"] = FastReader(*parts, stream)
+            self._readers["fast"] = FastReader(*parts)
         self._first: dict[int, np.ndarray] = {}
 
     def cache(self, share: float) -> None:

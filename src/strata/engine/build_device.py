@@ -27,6 +27,7 @@ from strata.engine.page_locks import lock_experts
 from strata.experts.device_service import DeviceService
 from strata.experts.fast_tier import FastTier
 from strata.experts.pcie_share import share_numerator
+from strata.experts.prompt_experts import PromptExperts
 from strata.experts.share_control import ShareControl
 from strata.experts.store import ExpertLayer, ExpertStore, Progress, stride_of
 from strata.experts.stream import LayerStream
@@ -190,14 +191,15 @@ def _reader(
     if not all(isinstance(layer, ExpertLayer) for layer in kinds):
         return None
     stream = LayerStream(store, tier, network.device)
+    prompt = PromptExperts(service, stream, network.spec.d_model)
     if settings.numerics == "exact":
-        return ChunkReader(network, service, state, stream)
+        return ChunkReader(network, state, prompt)
     if not can_read(network):
         raise SettingError(
             f"--numerics fast: {network.spec.family} has latent attention, whose prompts have no "
             f"tensor-core form in this version; use exact"
         )
-    return FastReader(network, service, state, stream)
+    return FastReader(network, state, prompt)
 
 
 def _short_read(settings: Settings, plan: CheckpointPlan) -> int:

@@ -38,7 +38,7 @@ from strata.models.kv import KV_DTYPES
 from strata.models.network import Network, build_network
 from strata.models.registry import find_family
 from strata.models.sources import Sources
-from strata.models.spec import ModelSpec
+from strata.models.spec import ModelSpec, MoeSpec
 from strata.models.synthetic import thinned
 from strata.models.weights import LoadReport, PlannedWeight, plan_weights
 from strata.window.layer import window_buffers
@@ -203,10 +203,14 @@ def _limits(settings: Settings, probes: Probes) -> list[Limit]:
 
 
 def _chunk(network: Network, settings: Settings, n_tokens: int) -> int:
-    """Buffers of a prompt's chunk; in exact numerics a GPU keeps its streams and a window."""
+    """Buffers of a prompt's chunk; in exact numerics a GPU keeps its streams, its experts' inputs
+    (floats, int8 and their scales), rows and logits, the shared expert's results, and a window."""
     if settings.device == "cuda" and settings.numerics == "exact":
-        streams = n_tokens * network.spec.streams * network.spec.d_model * 4
-        return streams + _frame(network, MAX_WINDOW_TOKENS, MAX_WINDOW_TOKENS, True)
+        spec = network.spec
+        routed = [x.ffn.n_experts for x in spec.layers if isinstance(x.ffn, MoeSpec)]
+        rows = spec.streams + (network.n_active + 4 if routed else 0)
+        kept = n_tokens * 4 * (rows * spec.d_model + max(routed, default=0))
+        return kept + _frame(network, MAX_WINDOW_TOKENS, MAX_WINDOW_TOKENS, True)
     return _frame(network, n_tokens, 1, False)
 
 

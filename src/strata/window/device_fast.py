@@ -11,9 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from strata.experts.device_service import DeviceService
-from strata.experts.prompt_share import HostRows, LayerClock
-from strata.experts.stream import LayerStream
+from strata.experts.prompt_experts import PromptExperts
 from strata.kernels.combine.triton import combine
 from strata.kernels.embed.triton import lookup
 from strata.kernels.expert_rows.triton_gemm import expert_rows_many, groups_of_rows
@@ -38,21 +36,8 @@ class FastReader:
 
     piece = 1
 
-    def __init__(
-        self,
-        network: GpuNetwork,
-        service: DeviceService,
-        state: DeviceState,
-        stream: LayerStream,
-        host_share: float = 0.0,
-    ) -> None:
-        self._net, self._service, self._state, self._stream = network, service, state, stream
-        self.host_share = host_share
-        self._host = HostRows(service, network.device, network.spec.d_model, service.n_active)
-        self.clock = LayerClock(network.spec.n_layers, network.device.type == "cuda")
-        self._known: set[int] = set()
-        """Lengths of chunks that were read before: all their kernels are loaded."""
-        self._ahead = False
+    def __init__(self, network: GpuNetwork, state: DeviceState, experts: PromptExperts) -> None:
+        self._net, self._state, self.experts = network, state, experts
 
     def read(self, tokens: Sequence[int], n_head: int) -> torch.Tensor:
         """Commit the tokens; logits f32 [n_head, V] of the last, on the host. ContextLengthError
@@ -67,22 +52,12 @@ class FastReader:
         count, width = net.spec.streams, net.spec.d_model
         shape = (n, width) if count == 1 else (n, count, width)
         streams = torch.empty(shape, dtype=torch.float32, device=device)
-        share = self.host_share if self._host.fits(n) else 0.0
-        self._service.show(self._stream.begin(share))
-        self._host.begin(n, self._stream.host_LE)
-        # a kernel's first launch may wait for the device, and the device for the CPU's rows
-        self._ahead = n in self._known
-        lookup(net.residual.table, ids, streams)
-        try:
+        with self.experts.reading(n, "fast"):
+            lookup(net.residual.table, ids, streams)
             for layer in range(net.spec.n_layers):
                 if layer in net.ngrams:
                     many.ngram_block(net.ngrams[layer], rows[0], streams, chunk)
                 self._layer(layer, streams, chunk)
-            self._host.settle()
-        except BaseException:
-            self._host.abandon()
-            raise
-        self._known.add(n)
         state.settle()
         state.tokens.extend(tokens)
         if n_head == 0:
@@ -93,7 +68,7 @@ class FastReader:
     def _layer(self, layer: int, streams: torch.Tensor, chunk: many.Chunk) -> None:
         net = self._net
         mixer, ffn = net.mixers[layer], net.ffns[layer]
-        self.clock.mark(layer, "begun")
+        self.experts.begun(layer)
         x, coeff = many.read(net.residual, "attn", layer, streams)
         mix = many.gdn if isinstance(mixer, GpuGdn) else many.attend
         out = mix(mixer, x, chunk)  # type: ignore[arg-type]
@@ -118,28 +93,19 @@ class FastReader:
         expert_R = torch.empty(n * k, dtype=torch.int32, device=x_ND.device)
         weight_R = x_ND.new_empty(n * k)
         route_rows(made[0], ffn.spec, ffn.bias, ffn.correction, expert_R, weight_R)
-        expert, addresses = self._service.shown(layer)
+        expert, addresses = self.experts.service.shown(layer)
         groups = groups_of_rows(expert_R, k, addresses)
-        self.clock.mark(layer, "routed")
-        by_host = self._host.has(layer)
-        if by_host:
-            self._host.hand(layer, x_ND, groups)
+        self.experts.routed(layer, x_ND, groups)
         half = new_half_rows(n, x_ND.shape[1], x_ND.device)
         half_rows(x_ND, half)
         h = x_ND.new_empty(n * k, expert.d_expert)
         h_half = new_half_rows(n * k, expert.d_expert, x_ND.device)
         rows = x_ND.new_empty(n * k, x_ND.shape[1])
         shared = None if ffn.shared is None else many.gated(ffn.shared, x_ND)
-        self._stream.enter(layer)
-        expert_rows_many(expert, groups, half, h, h_half, rows)
-        self._stream.leave(layer)
-        self.clock.mark(layer, "computed")
-        if by_host:
-            self._host.start(layer)
-            if not self._ahead:
-                self._host.settle()
-            self._host.join(layer, rows)
-        self.clock.mark(layer, "joined")
+        with self.experts.own_rows(layer):
+            expert_rows_many(expert, groups, half, h, h_half, rows)
+        self.experts.start(layer)
+        self.experts.joined(layer, rows)
         combine(
             rows, weight_R, n, shared_TD=shared,
             shared_gate_T=made[1].view(-1) if len(made) > 1 else None,

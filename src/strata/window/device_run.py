@@ -189,6 +189,7 @@ class DeviceRunner:
         if self._reader is not None and len(tokens) >= self._short_read:
             begin = len(tokens) // self._reader.piece * self._reader.piece
             n_head = max(0, begin - first_wanted)
+            self._set_rules(PLAIN, MAX_WINDOW_TOKENS)
             rows += [self._reader.read(tokens[:begin], n_head)] if begin else []
         for start in range(begin, len(tokens), MAX_WINDOW_TOKENS):
             piece = tokens[start : start + MAX_WINDOW_TOKENS]

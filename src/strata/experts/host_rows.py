@@ -1,0 +1,180 @@
+"""The CPU's part of a prompt's experts, while the link brings the others to the device.
+
+Per layer of a chunk: the device's routing and the feed-forward's inputs go to page-locked memory
+(``hand``), the pool computes the rows of the experts that no copy brings (``start``), and the
+device takes them from where the pool wrote them (``join``), as soon as a word says that they are
+there. What follows may be enqueued before the pool has ended; ``settle`` ends it. Knows no steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from strata.core.errors import StallError
+from strata.core.types import Place
+from strata.experts.device_service import DeviceService
+from strata.kernels.expert_rows.launch import GpuGroups
+from strata.kernels.expert_rows.triton_take import take_rows
+from strata.kernels.plan import Groups
+from strata.kernels.words import RELEASED, WORD_BYTES, raise_word, read_word
+from strata.kernels.words.triton import wait
+from strata.memory.handshake import DEVICE_LIMIT_NS
+
+MOST_BYTES = 1 << 30
+"""Of page-locked memory for rows; chunks that could need more leave nothing to the CPU."""
+READY, FAILED = range(2)
+"""Words: the last rows that are there, and the device's complaint that none came."""
+
+
+@dataclass
+class HostTimes:
+    """Seconds of the CPU's part of each layer of the last chunk, from the routing's arrival to the
+    last row, and its rows."""
+
+    seconds: list[float] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+
+class HostRows:
+    """One chunk at a time. device "cpu": nothing waits, the rows are there when ``start`` ends."""
+
+    def __init__(
+        self, service: DeviceService, device: torch.device, d_model: int, n_active: Sequence[int]
+    ) -> None:
+        self._service, self._n_active, self._width = service, list(n_active), d_model
+        self._compiled = device.type == "cuda"
+        self._device = device
+        self._words = self._host(2 * WORD_BYTES // 4, dtype=torch.int32)
+        self._word_view: npt.NDArray[np.uint32] = self._words.numpy().view(np.uint32)
+        self._one = torch.ones(1, dtype=torch.int32, device=device)
+        self._x = self._host(0, d_model)
+        self._out = self._host(0, d_model)
+        self._ints: dict[str, torch.Tensor] = {}
+        self._routed = torch.cuda.Event() if self._compiled else None  # type: ignore[no-untyped-call]
+        self._turn = 0
+        self._pending: int | None = None
+        self._began = 0.0
+        self._host_LE: list[npt.NDArray[np.bool_]] = []
+        self.times = HostTimes()
+
+    def fits(self, n_tokens: int) -> bool:
+        """Whether the rows of such a chunk fit, whatever the routing."""
+        return 4 * n_tokens * max(self._n_active, default=0) * self._width <= MOST_BYTES
+
+    def begin(self, n_tokens: int, host_LE: list[npt.NDArray[np.bool_]]) -> None:
+        """A chunk starts; host_LE: the experts of each layer that are the CPU's, bool [E]."""
+        self.require_no_timeout()
+        self._host_LE, self.times = host_LE, HostTimes()
+        if len(self._x) < n_tokens:
+            self._x = self._host(n_tokens, self._width)
+
+    def has(self, layer: int) -> bool:
+        """Whether any expert of the layer is the CPU's."""
+        return bool(self._host_LE) and bool(self._host_LE[layer].any())
+
+    def hand(self, layer: int, x_ND: torch.Tensor, groups: GpuGroups) -> None:
+        """Enqueue what the CPU needs to know: inputs f32 [N, D], and all rows by expert."""
+        self._x[: len(x_ND)].copy_(x_ND, non_blocking=True)
+        self._number("start", len(groups.start)).copy_(groups.start, non_blocking=True)
+        self._number("row", len(groups.entry_row)).copy_(groups.entry_row, non_blocking=True)
+        if self._routed is not None:
+            self._routed.record(torch.cuda.current_stream())
+
+    def start(self, layer: int) -> None:
+        """Wait for what was handed, and let the pool begin."""
+        self.settle()
+        if self._routed is not None:
+            self._routed.synchronize()
+        self._began = time.perf_counter()
+        groups = self._groups(layer)
+        self.times.rows.append(groups.n_rows)
+        if len(self._out) < groups.n_rows:
+            self._out = self._host(groups.n_rows * 5 // 4, self._width)
+        n_tokens = len(self._ints["row"]) // self._n_active[layer]
+        if groups.n_rows:
+            worker = self._service.workers[Place.CPU]
+            worker.begin(layer, groups, self._x[:n_tokens], self._out)
+        self._pending = layer
+        self._turn += 1
+
+    def join(self, layer: int, rows_RD: torch.Tensor) -> None:
+        """Enqueue the CPU's rows' way into rows_RD f32 [R, D], behind their word."""
+        if self._compiled:
+            self._wait()
+        else:
+            self.settle()
+        take_rows(self._out, self._ints["at"], rows_RD)
+
+    def settle(self) -> None:
+        """End the layer that the pool is at, if any, and say so to the device, which goes on even
+        if the pool has failed."""
+        layer, self._pending = self._pending, None
+        if layer is None:
+            return
+        try:
+            self._service.workers[Place.CPU].finish(layer)
+        finally:
+            raise_word(self._word_view, READY, self._value())
+            self.times.seconds.append(time.perf_counter() - self._began)
+
+    def abandon(self) -> None:
+        """The chunk is void: nothing may wait for it any more."""
+        try:
+            self.settle()
+        finally:
+            raise_word(self._word_view, READY, RELEASED)
+            if self._compiled:
+                torch.cuda.synchronize()
+            self._word_view[:] = 0
+            self._turn = 0
+
+    def require_no_timeout(self) -> None:
+        """StallError when the device's wait ran into its own limit."""
+        if read_word(self._word_view, FAILED):
+            self._word_view[:] = 0
+            raise StallError(
+                f"the GPU waited {DEVICE_LIMIT_NS / 1e9:g} s for the CPU's rows of a prompt; the "
+                f"sequence is void, start it anew"
+            )
+
+    def _value(self) -> int:
+        # neither 1 nor a multiple of 16, which kernels are compiled for apart
+        return 16 * self._turn + 2
+
+    def _wait(self) -> None:
+        address = self._words.data_ptr()
+        wait(
+            address + READY * WORD_BYTES, self._value(), DEVICE_LIMIT_NS,
+            address + FAILED * WORD_BYTES, self._one,
+        )  # fmt: skip
+
+    def _groups(self, layer: int) -> Groups:
+        """The layer's rows of the CPU, in the order in which they are written."""
+        k, host_E = self._n_active[layer], self._host_LE[layer]
+        start_E, row_R = self._ints["start"].numpy(), self._ints["row"].numpy()
+        count_E = np.diff(start_E)
+        expert_G = np.flatnonzero(host_E & (count_E > 0)).astype(np.int32)
+        taken = np.repeat(host_E, count_E)
+        row = row_R[: start_E[-1]][taken]
+        start = np.concatenate([[0], np.cumsum(count_E[expert_G])]).astype(np.int32)
+        order = np.arange(len(row), dtype=np.int32)
+        at_R = self._number("at", len(row_R)).numpy()
+        at_R.fill(-1)
+        at_R[row] = order
+        return Groups(expert_G, start, order, row // np.int32(k))
+
+    def _number(self, name: str, n: int) -> torch.Tensor:
+        """int32 [n] of host memory."""
+        found = self._ints.get(name)
+        if found is None or len(found) != n:
+            found = self._ints[name] = self._host(n, dtype=torch.int32)
+        return found
+
+    def _host(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, pin_memory=self._compiled)
