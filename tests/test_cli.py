@@ -112,7 +112,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[ScriptedMode
         engines: list[ScriptedModelEngine] = []
 
         @contextmanager
-        def open_model(path: str, asked: Effective, *, quiet: bool) -> Iterator[Model]:
+        def open_model(
+            path: str, asked: Effective, *, quiet: bool, check: object
+        ) -> Iterator[Model]:
             given = {
                 name: getattr(asked.settings, name)
                 for name in SETTINGS
@@ -411,12 +413,6 @@ def test_chat_drops_a_turn_with_a_broken_number_and_goes_on(
     assert cli.main(["chat", "m", "--quiet"]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == "hello" and err.count("the turn is dropped") == 1
-
-
-def test_chat_needs_a_template(scripted: Any, typed: Any) -> None:
-    scripted(answers("x"), chats=False)
-    typed("hi\n")
-    assert cli.main(["chat", "m", "--quiet"]) == 2
 
 
 def test_interrupting_an_answer_keeps_what_was_shown(

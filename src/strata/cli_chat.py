@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from strata.cli_flags import REQUEST, CommandParser, asked_settings
-from strata.cli_screen import open_model, say, show
+from strata.cli_screen import open_model, say, show, tokenizer_of
 from strata.core.errors import InputError, StrataError, UnsupportedError
+from strata.engine.build import Ready
 from strata.engine.model import Message, Model
 from strata.engine.session import Answer
 
@@ -29,11 +30,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_settings(REQUEST)
     args = parser.read(arguments)
     asked = asked_settings(args)
-    with open_model(args.model, asked, quiet=args.quiet) as model:
-        if not model.chats:
+
+    def check(ready: Ready) -> None:
+        if not tokenizer_of(ready).has_chat_template:
             raise UnsupportedError(
                 f"{args.model} has no chat template; continue a text with strata run --raw"
             )
+
+    with open_model(args.model, asked, quiet=args.quiet, check=check) as model:
         if sys.stdin.isatty():
             with contextlib.suppress(ImportError):
                 importlib.import_module("readline")  # line editing, where the platform has it

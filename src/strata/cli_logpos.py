@@ -10,9 +10,10 @@ from pathlib import Path
 
 from strata.cli_explain import window_size
 from strata.cli_flags import ENGINE, CommandParser, asked_settings
-from strata.cli_screen import open_model, say
-from strata.core.errors import ContextLengthError, InputError, SettingError
+from strata.cli_screen import open_model, require_room, say, tokenizer_of
+from strata.core.errors import InputError, SettingError
 from strata.core.settings import SETTINGS
+from strata.engine.build import Ready
 from strata.engine.logpos import NO_TOKEN, LogposWriter, extra_token
 from strata.engine.model import Model
 
@@ -54,7 +55,12 @@ def main(arguments: Sequence[str]) -> int:
     window = window_size(args.window, asked.settings.spec)
     top = _top(args.top)
     text = _read(args.text)
-    with open_model(args.model, asked, quiet=args.quiet) as model:
+
+    def check(ready: Ready) -> None:
+        _require_some(n := len(tokenizer_of(ready).encode(text)))
+        require_room(n, ready.settings.context)
+
+    with open_model(args.model, asked, quiet=args.quiet, check=check) as model:
         extra = extra_token(model.settings, model.eos_tokens, model.engine.n_vocab)
         with LogposWriter(Path(args.out), top, extra) as write:
             n = write_text(model, model.prompt_tokens(text), window, write)
@@ -65,10 +71,8 @@ def main(arguments: Sequence[str]) -> int:
 def write_text(model: Model, tokens: Sequence[int], window: int, write: LogposWriter) -> int:
     """Read tokens through windows, all kept, and write a line for each; the number of lines."""
     engine = model.engine
-    if not tokens:
-        raise InputError("the text is empty; at least one token is needed")
-    if len(tokens) > engine.context_tokens:
-        raise ContextLengthError(len(tokens), engine.context_tokens)
+    _require_some(len(tokens))
+    require_room(len(tokens), engine.context_tokens)
     engine.reset()
     for start in range(0, len(tokens), window):
         chunk = tokens[start : start + window]
@@ -77,6 +81,11 @@ def write_text(model: Model, tokens: Sequence[int], window: int, write: LogposWr
             write(start + i, row, following[0] if following else NO_TOKEN)
         engine.commit(len(chunk))
     return len(tokens)
+
+
+def _require_some(n_tokens: int) -> None:
+    if not n_tokens:
+        raise InputError("the text is empty; at least one token is needed")
 
 
 def _top(text: str) -> int:

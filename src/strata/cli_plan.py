@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from strata.cli_flags import ENGINE, CommandParser, asked_settings
+from strata.core.settings import SETTINGS
 from strata.engine.build import plan_model
 
 
@@ -16,9 +17,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     parser.add_settings(ENGINE)
     args = parser.read(arguments)
-    plan = plan_model(args.model, asked_settings(args))
+    ready = plan_model(args.model, asked_settings(args))
+    plan, off = ready.memory, ready.nothing_to_do()
     if args.json:
-        print(json.dumps(plan.as_dict(), indent=1))
+        print(json.dumps({**plan.as_dict(), "off_here": off}, indent=1))
     else:
+        for name, why in off.items():
+            value = SETTINGS[name].show(getattr(ready.settings, name))
+            print(f"{SETTINGS[name].flag} {value}: off here: {why}")
         print("\n".join(plan.lines()))
     return 0 if plan.fits else 1

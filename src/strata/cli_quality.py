@@ -19,18 +19,19 @@ from rich.progress import Progress as Bars
 
 from strata.cli_explain import window_size
 from strata.cli_flags import ENGINE, CommandParser, asked_settings
-from strata.cli_screen import open_model, say
+from strata.cli_screen import open_model, say, tokenizer_of
 from strata.core.errors import InputError, SettingError
 from strata.core.settings_load import Effective
+from strata.engine.build import Ready
 from strata.engine.fingerprints import machine_facts
 from strata.engine.model import Model, load_effective
-from strata.quality.arms import Arm, parse_arms
+from strata.quality.arms import Arm, parse_arms, require_arms, require_plain
 from strata.quality.measure import Progress
 from strata.quality.plot import plot_by_position
 from strata.quality.protocol import Protocol, QualityReport
 from strata.quality.record import Recording, compare_recordings, load_recording
 from strata.quality.report import report_lines, table_lines, to_json
-from strata.quality.texts import read_texts
+from strata.quality.texts import Text, read_texts, require_fit
 
 ABOUT = (
     "Measure what lossy settings change: KL, top-1 agreement and perplexity by position, each arm "
@@ -86,23 +87,32 @@ def _measure(
     n_tokens = whole_number("--tokens", args.tokens)
     folder = _new_folder(args.save)
     recordings: dict[str, Recording] = {}
-    with open_model(args.model, asked, quiet=args.quiet) as model:
-        texts = read_texts(args.text, model.tokenizer, n_tokens)
-        with progress_bar(args.quiet) as progress:
-            protocol = Protocol(
-                Path(args.model).name,
-                machine_facts(model.settings).line,
-                texts,
-                arms,
-                window,
-                progress,
-                recordings if folder is not None else None,
-            )
+    texts: list[Text] = []
 
-            def opener(arm: Arm) -> Model:
-                return load_effective(args.model, arm.effective(asked))
+    def check(ready: Ready) -> None:
+        require_plain(ready.settings)
+        texts.extend(read_texts(args.text, tokenizer_of(ready), n_tokens))
+        for settings in (ready.settings, *require_arms(arms, asked, ready)):
+            require_fit(texts, settings.context)
 
-            return protocol.run(model, opener), recordings
+    with (
+        open_model(args.model, asked, quiet=args.quiet, check=check) as model,
+        progress_bar(args.quiet) as progress,
+    ):
+        protocol = Protocol(
+            Path(args.model).name,
+            machine_facts(model.settings).line,
+            texts,
+            arms,
+            window,
+            progress,
+            recordings if folder is not None else None,
+        )
+
+        def opener(arm: Arm) -> Model:
+            return load_effective(args.model, arm.effective(asked))
+
+        return protocol.run(model, opener), recordings
 
 
 def _write(

@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from strata.cli_flags import REQUEST, CommandParser, asked_settings, read_text
-from strata.cli_screen import open_model, say, show
+from strata.cli_screen import open_model, require_room, say, show, tokenizer_of
 from strata.core.errors import SettingError
-from strata.engine.model import Message, Model
+from strata.engine.build import Ready
+from strata.engine.model import Message, text_tokens
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -32,8 +33,18 @@ def main(arguments: Sequence[str]) -> int:
     text = read_text(args.prompt)
     if not text:
         raise SettingError("the prompt is empty; write one as an argument or pipe it in")
-    with open_model(args.model, asked, quiet=args.quiet) as model:
-        answer = model.generate(prompt_of(model, text, args.system, raw=args.raw))
+
+    def prompt_for(chats: bool) -> str | list[Message]:
+        return prompt_of(text, args.system, chats=chats, raw=args.raw)
+
+    def check(ready: Ready) -> None:
+        """What generate() would refuse, before the weights are read."""
+        tokenizer = tokenizer_of(ready)
+        n_tokens = len(text_tokens(tokenizer, prompt_for(tokenizer.has_chat_template)))
+        require_room(n_tokens, ready.settings.context)
+
+    with open_model(args.model, asked, quiet=args.quiet, check=check) as model:
+        answer = model.generate(prompt_for(model.chats))
         if not args.quiet:
             say(["", "mode: chat" if model.chats and not args.raw else "mode: plain text", ""])
         try:
@@ -47,9 +58,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def prompt_of(model: Model, text: str, system: str | None, *, raw: bool) -> str | list[Message]:
+def prompt_of(text: str, system: str | None, *, chats: bool, raw: bool) -> str | list[Message]:
     """Messages when the model chats, else the text itself; a system message insists on chat."""
-    if raw or (not model.chats and system is None):
+    if raw or (not chats and system is None):
         return text
     first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": text}]

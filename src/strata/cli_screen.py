@@ -12,22 +12,40 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from strata.core.errors import ContextLengthError, InputError
 from strata.core.settings_load import Effective
 from strata.core.types import TokenEvent
+from strata.engine.build import Check, Ready
 from strata.engine.model import Model, load_effective
+from strata.formats.tokenizer import Tokenizer
 
 
 @contextmanager
-def open_model(path: str, asked: Effective, *, quiet: bool) -> Iterator[Model]:
+def open_model(
+    path: str, asked: Effective, *, quiet: bool, check: Check | None = None
+) -> Iterator[Model]:
     """Load a model with a progress bar (on a terminal) and its start-up report; closed at the
-    end.
+    end. check: a look at what is asked of it, before a weight is read.
     """
     with _progress_bar() as progress:
-        model = load_effective(path, asked, progress)
+        model = load_effective(path, asked, progress, check)
     with model:
         if not quiet:
             say(model.report)
         yield model
+
+
+def tokenizer_of(ready: Ready) -> Tokenizer:
+    """The tokenizer of a model that is not loaded yet; InputError when it has none."""
+    if isinstance(ready.tokenizer, InputError):
+        raise ready.tokenizer
+    return ready.tokenizer
+
+
+def require_room(n_tokens: int, context_tokens: int) -> None:
+    """ContextLengthError for more tokens than the context holds."""
+    if n_tokens > context_tokens:
+        raise ContextLengthError(n_tokens, context_tokens)
 
 
 def say(lines: Iterable[str]) -> None:

@@ -10,17 +10,26 @@ from pathlib import Path
 
 from strata.cli_flags import ENGINE, CommandParser, asked_settings
 from strata.cli_quality import progress_bar, whole_number
-from strata.cli_screen import open_model, say
+from strata.cli_screen import open_model, say, tokenizer_of
 from strata.core.errors import SettingError
 from strata.core.files import require_folder
 from strata.core.settings_load import Effective
+from strata.engine.build import Ready
 from strata.engine.fingerprints import machine_facts, model_digest
 from strata.engine.model import Model, load_effective
 from strata.engine.tuned import Point, TunedProfile, conditions_of, profile_folder
 from strata.quality.arms import Arm, require_plain
 from strata.quality.plot import plot_pareto
-from strata.quality.texts import read_texts, require_fit
-from strata.quality.tune import WINDOWS, Tuner, choice, pareto, timestamp, tune_lines
+from strata.quality.texts import Text, read_texts, require_fit
+from strata.quality.tune import (
+    WINDOWS,
+    Tuner,
+    choice,
+    pareto,
+    require_tunable,
+    timestamp,
+    tune_lines,
+)
 
 ABOUT = (
     "Measure speed and quality of lossy settings on this machine, choose the fastest within a "
@@ -67,23 +76,28 @@ def _tune(
 ) -> tuple[list[Point], list[str]]:
     windows = _windows(args.windows)
     n_tokens = whole_number("--tokens", args.tokens)
-    with open_model(args.model, asked, quiet=args.quiet) as model:
-        require_plain(model.settings)
-        texts = read_texts(args.text, model.tokenizer, n_tokens)
-        require_fit(texts, model.engine.context_tokens)
-        with progress_bar(args.quiet) as progress:
-            tuner = Tuner(texts, budget, windows, progress)
-            points = tuner.run(model)
-            if model.settings.device == "cuda" and not asked.asked("pcie_frac"):
-                model.close()
+    texts: list[Text] = []
 
-                def opener(share: str) -> Model:
-                    return load_effective(
-                        args.model, Arm("", {"pcie_frac": share}).effective(asked)
-                    )
+    def check(ready: Ready) -> None:
+        require_plain(ready.settings)
+        texts.extend(read_texts(args.text, tokenizer_of(ready), n_tokens))
+        require_fit(texts, ready.settings.context)
+        require_tunable(ready.plan.n_pairs, texts, ready.settings.context)
 
-                points += tuner.shares(choice(points, budget), opener)
-                points.sort(key=lambda point: -point.tokens_s)
+    with (
+        open_model(args.model, asked, quiet=args.quiet, check=check) as model,
+        progress_bar(args.quiet) as progress,
+    ):
+        tuner = Tuner(texts, budget, windows, progress)
+        points = tuner.run(model)
+        if model.settings.device == "cuda" and not asked.asked("pcie_frac"):
+            model.close()
+
+            def opener(share: str) -> Model:
+                return load_effective(args.model, Arm("", {"pcie_frac": share}).effective(asked))
+
+            points += tuner.shares(choice(points, budget), opener)
+            points.sort(key=lambda point: -point.tokens_s)
     here = machine_facts()
     profile = TunedProfile(
         model_digest(args.model),

@@ -65,7 +65,7 @@ def machine(tmp_path: Path, free_gib: float, limit_gib: float | None = None) -> 
 
 def plan(path: Path, probes: Probes, **settings: Any) -> MemoryPlan:
     asked = load_settings({"device": "cpu", "expert_layout": "native"} | settings, environ={})
-    return build.plan_model(path, asked, probes)
+    return build.plan_model(path, asked, probes).memory
 
 
 @pytest.mark.parametrize(

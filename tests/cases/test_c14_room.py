@@ -19,7 +19,7 @@ MODEL = "synthetic:qwen4_exp-125b:IQ3_S"
 
 def planned(**settings: Any) -> MemoryPlan:
     asked = load_settings({"vram_gb": 8, "ram_gb": 64, **settings}, environ={})
-    return plan_model(MODEL, asked)
+    return plan_model(MODEL, asked).memory
 
 
 def of(plan: MemoryPlan, words: str) -> int:

@@ -37,7 +37,7 @@ def tokens_of(family: str, n: int) -> list[int]:
 def bytes_of(kv: str) -> int:
     """Planned bytes of state of llama's fixture."""
     asked = load_settings({"device": "cpu", "context": 128, "kv": kv})
-    plan = plan_model(FIXTURES / "llama" / "bf16.gguf", asked)
+    plan = plan_model(FIXTURES / "llama" / "bf16.gguf", asked).memory
     return sum(line.n_bytes for line in plan.entries if line.owner.startswith("state at"))
 
 

@@ -82,11 +82,12 @@ def test_c12_plan_of_a_model_adds_up_and_names_the_limit(tmp_path: Path) -> None
     """Plan-only: parts sum to the total, the limit is the container's, and nothing is loaded."""
     asked = load_settings({"device": "cpu"}, environ={})
     small = probes(tmp_path, 40, {"memory.max": str(GIB // 8)})
-    plan = plan_model(MODEL, asked, small)
+    plan = plan_model(MODEL, asked, small).memory
     assert not plan.fits and "container's limit of 0.12 GiB" in plan.shortfalls()[0]
     assert plan.need("ram") == sum(x.n_bytes for x in plan.entries if x.tier == "ram")
     owners = " ".join(x.owner for x in plan.entries)
     for part in ("routed experts", "dense weights", "state", "prompt buffers", "loading"):
         assert part in owners
-    room = plan_model(MODEL, asked, Probes(lambda: 64 * GIB, tmp_path, tmp_path / "no", lambda: -1))
+    roomy = Probes(lambda: 64 * GIB, tmp_path, tmp_path / "no", lambda: -1)
+    room = plan_model(MODEL, asked, roomy).memory
     assert room.fits and room.limits["ram"] == Limit("the machine's available memory", 64 * GIB)

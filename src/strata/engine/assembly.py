@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from strata.core.errors import InputError
 from strata.core.settings import Settings
 from strata.core.types import Place
 from strata.engine.checkpoint_plan import CheckpointPlan
-from strata.experts.fast_tier import FastTier, even_profile, read_profile
+from strata.experts.fast_tier import FastTier, Pair, even_profile, read_profile
 from strata.experts.nodes import tell_pool
 from strata.experts.store import ExpertStore
 from strata.experts.workers import PlainWorker, PoolWorker, Worker
@@ -59,10 +59,14 @@ def fast_tier_of(
 ) -> FastTier:
     """The fast tier with its first experts: as the profile ranks them, or evenly over layers."""
     tier = FastTier(store, n_slots, device)
-    if n_slots:
-        if settings.expert_profile is not None:
-            pairs = read_profile(settings.expert_profile, plan.n_experts_L)
-        else:
-            pairs = even_profile(plan.n_experts_L)
-        tier.impose(pairs[:n_slots])
+    tier.impose(first_experts(settings, plan.n_experts_L, n_slots))
     return tier
+
+
+def first_experts(settings: Settings, n_experts_L: Sequence[int], n_slots: int) -> list[Pair]:
+    """The pairs that so many slots hold at first."""
+    if not n_slots:
+        return []
+    if settings.expert_profile is not None:
+        return read_profile(settings.expert_profile, n_experts_L)[:n_slots]
+    return even_profile(n_experts_L)[:n_slots]

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from strata.core.errors import FormatError, InputError
-from strata.core.settings import Settings
+from strata.core.settings import SETTINGS, Settings
 from strata.core.settings_load import Effective
 from strata.core.settings_resolve import Machine, effective_lines, resolve
 from strata.engine.adaptive import adapting
-from strata.engine.assembly import fast_tier_of, tokenizer_of, workers_of
-from strata.engine.calibrate import calibrate_at_start
+from strata.engine.assembly import fast_tier_of, first_experts, tokenizer_of, workers_of
+from strata.engine.calibrate import calibrate_at_start, require_times
 from strata.engine.checkpoint_plan import (
     DTYPES,
     CheckpointPlan,
@@ -32,7 +33,12 @@ from strata.engine.checkpoint_plan import (
 from strata.engine.cpu_ops import native_ops, plain_ops
 from strata.engine.disk_forecast import with_forecast
 from strata.engine.engine import Engine
-from strata.engine.expert_plan import ExpertPlan, load_planned, plan_experts
+from strata.engine.expert_plan import (
+    ExpertPlan,
+    load_planned,
+    plan_experts,
+    require_gpu_reads,
+)
 from strata.engine.kv_class import kv_line
 from strata.engine.layout_cost import MeasuredCost, read_speed
 from strata.engine.machine import probe
@@ -40,7 +46,7 @@ from strata.engine.off_here import require_outputs, require_possible, without_ef
 from strata.engine.overlaps import overlap_variants
 from strata.engine.sampler import Sampler
 from strata.engine.tuned import with_quality_budget
-from strata.engine.variants import WindowVariants, build_variant
+from strata.engine.variants import WindowVariants, build_variant, require_defer_layers
 from strata.experts.fast_tier import FastTier, read_profile
 from strata.experts.huge import huge_lines
 from strata.experts.layouts import Entry
@@ -75,6 +81,22 @@ class Ready:
         """Complete settings."""
         return self.effective.settings
 
+    @cached_property
+    def tokenizer(self) -> Tokenizer | InputError:
+        """Read when it is first asked for; an error says why there is no text."""
+        return tokenizer_of(self.plan)
+
+    def nothing_to_do(self) -> dict[str, str]:
+        """Settings that will be "off here", and why, as far as it is known before loading."""
+        slots = self.settings.expert_cache
+        if slots == SETTINGS["expert_cache"].auto:  # what a GPU will have room for is not known
+            slots = min(1, self.plan.n_pairs)
+        return without_effect(self.settings, self.plan.spec, self.plan.n_pairs, slots)
+
+
+Check = Callable[[Ready], None]
+"""Raises for what cannot be done with a model, before it is loaded."""
+
 
 def prepare(
     path: str | Path,
@@ -101,6 +123,10 @@ def prepare(
         if list(experts.shapes) != plan.shapes:
             plan = replace(plan, shapes=list(experts.shapes))
             memory = memory_plan(plan, effective.settings, probes or Probes())
+        if effective.settings.device == "cuda":
+            require_gpu_reads(experts.shapes)
+        if not planning:
+            _require_times(plan, effective.settings)
     except BaseException:
         checkpoint.close()
         raise
@@ -114,8 +140,7 @@ def assemble_device(ready: Ready, progress: Progress | None, device: torch.devic
     """
     # by name: a machine without a GPU need not have Triton
     module = importlib.import_module("strata.engine.build_device")
-    plan, settings = ready.plan, ready.settings
-    tokenizer = tokenizer_of(plan)
+    plan, settings, tokenizer = ready.plan, ready.settings, ready.tokenizer
     if device.type == "cuda":
         require_reserve(ready.memory, torch.cuda.mem_get_info(device)[0])
     made = module.assemble(plan, settings, ready.experts, progress, device)
@@ -186,21 +211,30 @@ def _ram(lines: Iterable[Line]) -> int:
     return sum(line.n_bytes for line in lines if line.tier == "ram")
 
 
-def plan_model(path: str | Path, asked: Effective, probes: Probes | None = None) -> MemoryPlan:
-    """Bytes per tier and the verdict, with nothing loaded."""
+def plan_model(path: str | Path, asked: Effective, probes: Probes | None = None) -> Ready:
+    """Bytes per tier, the verdict, and what would have nothing to do, with nothing loaded."""
     ready = prepare(path, asked, probes=probes, planning=True)
     ready.plan.checkpoint.close()
-    return ready.memory
+    return ready
 
 
-def build(path: str | Path, asked: Effective, progress: Progress | None = None) -> Engine:
-    """Load a model. DoesNotFitError before anything is allocated when the plan exceeds a limit."""
+def build(
+    path: str | Path,
+    asked: Effective,
+    progress: Progress | None = None,
+    check: Check | None = None,
+) -> Engine:
+    """Load a model. DoesNotFitError before anything is allocated when the plan exceeds a limit.
+    check: the caller's own look at what is asked, before a weight is read."""
     ready = prepare(path, asked)
     checkpoint = ready.plan.checkpoint
     try:
         ready.memory.require_fit()
         experts = with_forecast(ready.experts, ready.plan, ready.settings, ready.memory)
-        engine = _assemble(replace(ready, experts=experts), progress)
+        ready = replace(ready, experts=experts)
+        if check is not None:
+            check(ready)
+        engine = _assemble(ready, progress)
         return adapting(engine, ready.plan.n_experts_L)
     except BaseException:
         checkpoint.close()
@@ -212,7 +246,7 @@ def _assemble(ready: Ready, progress: Progress | None) -> Engine:
     if settings.device == "cuda":
         return assemble_device(ready, progress, torch.device("cuda"))
     torch.set_num_threads(1)  # products run in our pool; torch's own threads would fight it
-    tokenizer = tokenizer_of(plan)
+    tokenizer = ready.tokenizer
     roles = load_weights(plan.checkpoint, plan.spec, plan.sources, copy=True)
     store = load_planned(ready.experts, plan.experts, settings, progress)
     pool = CpuPool(workers=settings.workers, isa=settings.cpu_isa)
@@ -264,6 +298,18 @@ def _require_profile(settings: Settings, plan: CheckpointPlan) -> None:
                 f"{settings.expert_profile} ranks {len(pairs)} experts, "
                 f"fewer than --expert-cache {settings.expert_cache}"
             )
+
+
+def _require_times(plan: CheckpointPlan, settings: Settings) -> None:
+    """Stored times belong to what will be loaded; on a GPU with an automatic cache the resident
+    experts are known later."""
+    n_slots = settings.expert_cache
+    if n_slots >= plan.n_pairs or not require_defer_layers(settings, plan.spec):
+        return  # nothing will be late
+    pairs = None
+    if n_slots != SETTINGS["expert_cache"].auto:
+        pairs = first_experts(settings, plan.n_experts_L, n_slots)
+    require_times(settings, plan.checkpoint, pairs)
 
 
 def _report(

@@ -14,14 +14,14 @@ from functools import partial
 
 import torch
 
-from strata.core.errors import DoesNotFitError, SettingError, UnsupportedError
+from strata.core.errors import DoesNotFitError, SettingError
 from strata.core.settings import SETTINGS, Settings
 from strata.core.types import Place
 from strata.engine.assembly import fast_tier_of, workers_of
 from strata.engine.checkpoint_plan import CheckpointPlan
 from strata.engine.device_room import RESERVE_BYTES, slots_in, staging_beside
 from strata.engine.device_variants import device_variant
-from strata.engine.expert_plan import ExpertPlan, load_planned
+from strata.engine.expert_plan import ExpertPlan, load_planned, require_gpu_reads
 from strata.engine.overlaps import choices
 from strata.engine.page_locks import lock_experts
 from strata.experts.device_service import DeviceService
@@ -85,6 +85,7 @@ def assemble(
 
     DoesNotFitError when VRAM is too small for the dense part; SettingError for what cannot be had.
     """
+    require_gpu_reads(experts.shapes)
     torch.set_num_threads(1)
     compiled = device.type == "cuda"
     workers = settings.workers
@@ -255,12 +256,6 @@ def _slots(
     layers = [layer for layer in store.layers if layer is not None]
     if not layers:
         return 0, True
-    unread = [k for g in layers for k in _unreadable(g.shape)]
-    if unread:
-        raise UnsupportedError(
-            f"experts of type {', '.join(sorted(set(unread)))} lie in the file's own layout, which "
-            f"the GPU does not read; --expert-layout tiles needs more RAM, --device cpu reads them"
-        )
     auto = SETTINGS["expert_cache"].auto
     slot_bytes = max(stride_of(g.shape) for g in layers)
     if device.type != "cuda":
@@ -279,11 +274,6 @@ def _slots(
             f"({free // slot_bytes} experts); ask for that or less"
         )
     return slots, slots == plan.n_pairs or staging_beside(shapes, slots, free) > 0
-
-
-def _unreadable(shape: object) -> list[str]:
-    kinds = zip(shape.types, shape.layouts, strict=True)  # type: ignore[attr-defined]
-    return [k for k, how in kinds if how == "native" and k not in ("BF16", "F16", "F32")]
 
 
 def _driver() -> Driver:

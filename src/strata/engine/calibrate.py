@@ -29,6 +29,7 @@ from strata.experts.below_auto import (
     from_json,
     to_json,
 )
+from strata.experts.fast_tier import Pair
 from strata.experts.pack import fingerprint
 from strata.formats.checkpoint import Checkpoint
 from strata.formats.json_file import read_json_object
@@ -76,16 +77,28 @@ def calibrate_at_start(
         return []
 
     def mark() -> Fingerprint:
-        pairs = runner.service.tier.resident()
-        digest = hashlib.blake2b(repr(pairs).encode(), digest_size=6).hexdigest()
-        return Fingerprint(
-            fingerprint(checkpoint, list(checkpoint.tensors)),
-            machine_facts(settings).line,
-            f"{len(pairs)} experts, {digest}",
-        )
+        return _mark(settings, checkpoint, runner.service.tier.resident())
 
     text = tokenizer if isinstance(tokenizer, Tokenizer) else None
     return fix_thresholds(runner, settings, range(1, settings.spec + 1), text, mark)
+
+
+def require_times(settings: Settings, checkpoint: Checkpoint, pairs: Sequence[Pair] | None) -> None:
+    """Before anything is loaded: FormatError or InputError for a --defer-below-profile that would
+    be refused later. pairs: the resident experts; None when they are not known yet."""
+    path = settings.defer_below_profile
+    if path is not None and wanted(settings) and path.exists():
+        mark = _mark(settings, checkpoint, pairs or ())
+        _load(path, mark, but=("resident",) if pairs is None else ())
+
+
+def _mark(settings: Settings, checkpoint: Checkpoint, pairs: Sequence[Pair]) -> Fingerprint:
+    digest = hashlib.blake2b(repr(sorted(pairs)).encode(), digest_size=6).hexdigest()
+    return Fingerprint(
+        fingerprint(checkpoint, list(checkpoint.tensors)),
+        machine_facts(settings).line,
+        f"{len(pairs)} experts, {digest}",
+    )
 
 
 def _has_late(variant: Any) -> bool:
@@ -193,8 +206,9 @@ def _line(threshold: Threshold, path: Path | None) -> str:
     return threshold.line() + (f", from {path}" if path is not None else "")
 
 
-def _load(path: Path, mark: Fingerprint) -> dict[int, WindowTimes]:
-    """Times by window size; nothing when the file does not exist yet."""
+def _load(path: Path, mark: Fingerprint, but: Sequence[str] = ()) -> dict[int, WindowTimes]:
+    """Times by window size; nothing when the file does not exist yet. but: names in the mark that
+    are not looked at."""
     if not path.exists():
         return {}
     try:
@@ -206,7 +220,7 @@ def _load(path: Path, mark: Fingerprint) -> dict[int, WindowTimes]:
             f"--defer-below-profile {path} holds no times of version {VERSION}; choose another file"
         )
     for name, here in vars(mark).items():
-        if stored.get(name) != here:
+        if name not in but and stored.get(name) != here:
             raise InputError(
                 f"--defer-below-profile {path} belongs to another {name} ({stored.get(name)}, here "
                 f"it is {here}); choose another file, or remove it to measure again"

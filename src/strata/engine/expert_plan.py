@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from strata.core.errors import InputError, SettingError
+from strata.core.errors import InputError, SettingError, UnsupportedError
 from strata.core.settings import Settings
 from strata.experts.layouts import GIB, Cost, Entry, LayoutChoice, choose_layouts, impose_layouts
 from strata.experts.loader import load_experts
@@ -24,6 +24,9 @@ from strata.experts.store import ExpertStore, Progress
 from strata.formats.checkpoint import Checkpoint
 from strata.models.expert_source import ExpertSource
 from strata.models.synthetic import ThinnedExperts
+
+GPU_READS = ("BF16", "F16", "F32")
+"""Types that kernels of a GPU read as the file has them."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,19 @@ def load_planned(
     if settings.pack is not None:
         write_pack(settings.pack, plan.pack_hash, store, progress, workers=workers)
     return store
+
+
+def require_gpu_reads(shapes: Sequence[Entry]) -> None:
+    """UnsupportedError for experts whose layout a GPU cannot read."""
+    unread: set[str] = set()
+    for shape, _ in (entry for entry in shapes if entry is not None):
+        kinds = zip(shape.types, shape.layouts, strict=True)
+        unread |= {k for k, how in kinds if how == "native" and k not in GPU_READS}
+    if unread:
+        raise UnsupportedError(
+            f"experts of type {', '.join(sorted(unread))} lie in the file's own layout, which "
+            f"the GPU does not read; --expert-layout tiles needs more RAM, --device cpu reads them"
+        )
 
 
 def _refuse_made_up(source: ExpertSource, settings: Settings) -> None:

@@ -20,7 +20,7 @@ from strata.core.closing import Closing
 from strata.core.errors import InputError, SettingError
 from strata.core.settings import SETTINGS, Settings
 from strata.core.settings_load import AUTO, Effective, load_settings
-from strata.engine.build import build
+from strata.engine.build import Check, build
 from strata.engine.conversations import Conversations
 from strata.engine.draft import build_drafter
 from strata.engine.engine import Engine
@@ -77,10 +77,14 @@ def _where_it_can(asked: Effective) -> Effective:
 
 
 def load_effective(
-    path: str | Path, asked: Effective, progress: LoadProgress | None = None
+    path: str | Path,
+    asked: Effective,
+    progress: LoadProgress | None = None,
+    check: Check | None = None,
 ) -> Model:
-    """Load with settings gathered before (the command line's way)."""
-    engine = build(path, asked, progress)
+    """Load with settings gathered before (the command line's way). check: raises before a weight
+    is read."""
+    engine = build(path, asked, progress, check)
     try:
         return Model(engine, conversations(engine, path))
     except BaseException:
@@ -171,10 +175,8 @@ class Model(Closing):
 
     def prompt_tokens(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: plain text, ids, or messages for the chat template."""
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        if _are_messages(prompt):
-            return self.tokenizer.chat_prompt(cast(Sequence[Message], prompt))
+        if isinstance(prompt, str) or _are_messages(prompt):
+            return text_tokens(self.tokenizer, cast(str | Sequence[Message], prompt))
         return _token_ids(prompt)
 
     def generate(
@@ -226,6 +228,13 @@ class _NoText:
 
     def finish(self) -> str:
         return ""
+
+
+def text_tokens(tokenizer: Tokenizer, prompt: str | Sequence[Message]) -> list[int]:
+    """Token ids of a plain text, or of messages for the chat template."""
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    return tokenizer.chat_prompt(prompt)
 
 
 def _tokenizer_of(engine: Engine) -> Tokenizer | None:

@@ -62,8 +62,7 @@ class Tuner:
         """Every candidate's point, fastest first. SettingError when the budget allows nothing but
         what this leaves out."""
         engine, base = model.engine, model.settings
-        if not engine.runner.network.n_active:
-            raise SettingError("this model has no routed experts, so there is nothing to tune")
+        require_tunable(engine.runner.network.n_active, self.texts, engine.context_tokens)
         arms = [
             (window, arm)
             for window in self.windows
@@ -174,15 +173,23 @@ def candidates(engine: Engine, base: Settings, window: int) -> list[Arm]:
     return [arm for arm in arms if _possible(engine, arm, base)]
 
 
+def require_tunable(n_experts: int, texts: Sequence[Text], context_tokens: int) -> None:
+    """SettingError for a model without routed experts, InputError for a text whose beginning leaves
+    no room to decode."""
+    if not n_experts:
+        raise SettingError("this model has no routed experts, so there is nothing to tune")
+    for text in texts:
+        n_prompt = min(len(text.tokens), PROMPT_TOKENS)
+        if context_tokens - n_prompt < 2:
+            raise InputError(f"{text.name}: no room to decode behind {n_prompt} tokens of prompt")
+
+
 def decode_speed(engine: Engine, settings: Settings, text: Text) -> float:
     """Tokens/s after the first of a greedy continuation of a text's beginning."""
     drafter = build_drafter(settings)
     session = Session(engine, drafter, _Silent, (), settings.spec)
     prompt = list(text.tokens[:PROMPT_TOKENS])
-    room = engine.context_tokens - len(prompt)
-    if room < 2:
-        raise InputError(f"{text.name}: no room to decode behind {len(prompt)} tokens of prompt")
-    count = min(DECODED_TOKENS, room)
+    count = min(DECODED_TOKENS, engine.context_tokens - len(prompt))
     answer = session.answer(prompt, settings.for_request(temperature=0, max_tokens=count))
     try:
         for _ in answer:
