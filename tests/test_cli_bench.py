@@ -83,12 +83,41 @@ def test_long_prompts_and_a_recorded_trace(
         (["bench", PATH, "--window", "2", "--accept", "3"], "--accept 3: must be between"),
         (["bench", PATH, "--prompts", "13"], "--prompts 13: must be between 1 and 12"),
         (["bench", PATH, "--locality", "1,0", "--trace", "x"], "exclude each other"),
+        (["bench", PATH, "--slots", "9,0", "--cap-slots", "3"], "--slots and --cap-slots exclude"),
+        (["bench", PATH, "--cap-slots", "3", "--expert-cache", "4"], "exclude each other"),
+        (["bench", PATH, "--vram-gb", "3", "--cap-vram", "4"], "exclude each other"),
+        (["bench", PATH, "--window", "2", "--spec", "4"], "--window and --spec exclude"),
+        (["bench", PATH, "--threads", "1", "--workers", "2"], "--threads and --workers exclude"),
+        (["bench", PATH, "--long", "--prompts", "2"], "--long and --prompts exclude"),
+        (["bench", PATH, "--append"], "--append needs --json"),
         (["bench", "synthetic:none:Q4_K"], "is no synthetic model"),
         (["doctor", PATH, "--synthetic", "a:b"], "give either MODEL or --synthetic"),
     ],
 )
 def test_bad_calls(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, *([] if "--device" in words else ["--device", "cpu"])]) == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words, why",
+    [
+        (["--arms", "off,x=defer-cpu:1+defer-layers:99"], "arm x: --defer-layers 99: these cannot"),
+        (["--arms", "x=expert-cache:99"], "arm x: --expert-cache 99: this model has only"),
+        (["--arms", "off,x=kv:int8"], "arm x changes kv, which is fixed when a model is loaded"),
+        (["--trace", "none.npy"], "routing trace none.npy: cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_loading(
+    words: list[str], why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Arms and traces are held against the model's metadata, which is there before its weights."""
+
+    def load(*_: object) -> None:
+        raise AssertionError("weights are being read")
+
+    monkeypatch.setattr("strata.engine.build._assemble", load)
+    assert main(["bench", PATH, *TINY, *words]) == 2
     assert why in capsys.readouterr().err
 
 

@@ -27,6 +27,13 @@ from strata.models.synthetic import PREFIX, is_synthetic
 
 QUICK = {"prompts": 3, "tokens": 32, "rounds": 2}
 LONG_TOKENS = 30_000
+SAME = {"expert_cache": "cap_slots", "vram_gb": "cap_vram"}
+"""Settings that have a second name here."""
+
+RIVALS = (
+    ("slots", "expert_cache", "cap_slots"), ("vram_gb", "cap_vram"),
+    ("threads", "workers"), ("window", "spec"), ("long", "prompts"),
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,9 +44,10 @@ def main(arguments: Sequence[str]) -> int:
     if args.compare:
         parser.only(args, "--compare", "force", "plot")
         return _show(load_records(Path(args.compare)), args.force, args.plot)
-    for flag, name in (("cap_slots", "expert_cache"), ("cap_vram", "vram_gb")):
-        if getattr(args, flag) is not None:
-            setattr(args, name, getattr(args, flag))
+    _require_one_each(parser, args)
+    for name, other in SAME.items():
+        if getattr(args, other) is not None:
+            setattr(args, name, getattr(args, other))
     asked = asked_settings(args)
     model = model_of(parser, args)
     number = _Numbers(parser, args)
@@ -73,6 +81,16 @@ def main(arguments: Sequence[str]) -> int:
 
     outcome = run_speed(options, asked, lambda text: say([text]), keep)
     return _show([*earlier, *outcome.records], args.force, args.plot)
+
+
+def _require_one_each(parser: CommandParser, args: Namespace) -> None:
+    """An option that another one would silently outrank is refused."""
+    for names in RIVALS:
+        given = ["--" + n.replace("_", "-") for n in names if getattr(args, n) not in (None, False)]
+        if len(given) > 1:
+            parser.error(f"{given[0]} and {given[1]} exclude each other: they say the same thing")
+    if args.append and not args.json:
+        parser.error("--append needs --json FILE: that is what is added to")
 
 
 def _show(records: Sequence[Record], force: bool, plot_path: str | None) -> int:

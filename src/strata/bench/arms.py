@@ -66,7 +66,7 @@ def parse_arms(text: str) -> list[Arm]:
     arms = [_parse(part.strip()) for part in text.split(",") if part.strip()]
     names = [arm.name for arm in arms]
     if not arms or len(set(names)) < len(names):
-        raise SettingError(f"--arms {text}: give one or more different names")
+        raise SettingError(f"--arms {text or repr(text)}: give one or more different names")
     return arms
 
 

@@ -126,7 +126,7 @@ class Replay:
 
     def __init__(self, spec: ModelSpec, trace_LPK: Ids, device: torch.device) -> None:
         layers = moe_layers(spec)
-        self._n_experts = _require_fit(spec, layers, trace_LPK)
+        self._n_experts = require_fit(spec, layers, trace_LPK)
         # windows at the end of the trace run into a copy of its beginning
         looped = np.concatenate([trace_LPK, trace_LPK[:, :MAX_WINDOW_TOKENS]], axis=1)
         tensors = torch.from_numpy(looped).to(device)
@@ -186,8 +186,8 @@ class Replay:
         return logits_PE.to(target.dtype), target
 
 
-def _require_fit(spec: ModelSpec, layers: Sequence[int], trace_LPK: Ids) -> int:
-    """The number of experts of a layer."""
+def require_fit(spec: ModelSpec, layers: Sequence[int], trace_LPK: Ids) -> int:
+    """The number of experts of a layer; InputError for a trace of another model."""
     ffns = [spec.layers[i].ffn for i in layers]
     kinds = {(f.n_experts, f.n_active) for f in ffns if isinstance(f, MoeSpec)}
     if not kinds:

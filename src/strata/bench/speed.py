@@ -29,6 +29,7 @@ from strata.bench.routing import (
     made_up_trace,
     measured,
     moe_layers,
+    require_fit,
 )
 from strata.bench.sweep import Phases, Slots, settle
 from strata.bench.traffic import traffic_of
@@ -39,6 +40,7 @@ from strata.engine.checkpoint_plan import understand
 from strata.engine.draft import build_drafter
 from strata.engine.machine import probe
 from strata.engine.model import Model, load_effective
+from strata.engine.off_here import require_arm
 from strata.models.spec import ModelSpec, MoeSpec
 from strata.models.synthetic import cut_down, is_synthetic, open_model
 
@@ -114,9 +116,16 @@ def run_speed(
     asked = _with_room(options, asked)
     checkpoint = open_model(options.model)
     try:
-        traffic = traffic_of(understand(checkpoint))
+        plan = understand(checkpoint)
+        traffic = traffic_of(plan)
     finally:
         checkpoint.close()
+    groups = list(_groups(options, asked))
+    for arm in options.arms:
+        require_arm(arm.name, arm.asked(asked), plan.spec, plan.n_pairs)
+    trace = _trace(options, plan.spec)
+    if trace is not None:
+        require_fit(plan.spec, moe_layers(plan.spec), trace)
     # before a model fills the GPU's memory
     machine = probe()
     workers = asked.settings.workers or machine.cpu_cores
@@ -128,7 +137,7 @@ def run_speed(
         say(f"NOT THE WHOLE MODEL: {what}; no figure below is the model's")
     predicted = _predicted(options, asked, say) if options.predict else {}
     outcome = Outcome()
-    for arms in _groups(options, asked):
+    for arms in groups:
         base = asked if len(arms) > 1 else arms[0].asked(asked)
         for load in _loads(options, base, on_gpu):
             phases = Phases()
@@ -136,7 +145,7 @@ def run_speed(
                 phases.end()
                 say(phases.line())
                 costs = Costs(traffic, bandwidths)
-                measuring = _Measuring(options, arms, model, costs, outcome, say)
+                measuring = _Measuring(options, arms, model, costs, outcome, say, trace)
                 measuring.predicted = predicted
                 for cell in _cells(options, on_gpu, model.settings.workers):
                     measuring.run(cell)
@@ -222,12 +231,13 @@ class _Measuring:
         costs: Costs,
         outcome: Outcome,
         say: Say,
+        trace: Ids | None,
     ) -> None:
         self._options, self._arms, self._model = options, arms, model
         self._costs, self._outcome, self._say = costs, outcome, say
         self.predicted: Mapping[int | None, Prediction] = {}
         engine, device = model.engine, torch.device(model.settings.device)
-        self._trace = _trace(options, engine.spec)
+        self._trace = trace
         self._replay = None
         if self._trace is not None:
             self._replay = Replay(engine.spec, self._trace, engine.runner.network.device)

@@ -13,6 +13,9 @@ from pathlib import Path
 from strata.core.errors import InputError, SettingError
 from strata.core.files import require_file, require_folder
 from strata.core.settings import SETTINGS, Settings
+from strata.core.settings_load import Effective
+from strata.core.settings_resolve import resolve
+from strata.engine.machine import probe
 from strata.engine.variants import require_defer_layers
 from strata.models.spec import MlaSpec, ModelSpec, MoeSpec
 
@@ -53,6 +56,17 @@ def require_possible(settings: Settings, spec: ModelSpec, n_pairs: int) -> None:
         )
     if settings.device == "cuda":
         _require_device_form(settings, spec)
+
+
+def require_arm(name: str, asked: Effective, spec: ModelSpec, n_pairs: int) -> Settings:
+    """Complete settings of an arm of a comparison; SettingError naming it when this model or
+    machine cannot have it."""
+    try:
+        settings = resolve(asked, probe(), spec.max_context_tokens).settings
+        require_possible(settings, spec, n_pairs)
+    except SettingError as error:
+        raise SettingError(f"arm {name}: {error}") from None
+    return settings
 
 
 def _require_device_form(settings: Settings, spec: ModelSpec) -> None:

@@ -15,12 +15,10 @@ from typing import Any
 from strata.core.errors import InputError, SettingError
 from strata.core.settings import SETTINGS, Settings, require_known
 from strata.core.settings_load import Effective
-from strata.core.settings_resolve import resolve
 from strata.engine.build import Ready
 from strata.engine.calibrate import fix_thresholds, wanted
 from strata.engine.engine import Engine
-from strata.engine.machine import probe
-from strata.engine.off_here import require_possible
+from strata.engine.off_here import require_arm
 from strata.engine.variants import build_variant
 from strata.formats.tokenizer import Tokenizer
 from strata.window.run import WindowRunner
@@ -98,17 +96,8 @@ def _overrides(part: str) -> dict[str, str]:
 def require_arms(arms: Sequence[Arm], asked: Effective, ready: Ready) -> list[Settings]:
     """The arms' complete settings; SettingError naming an arm that this model or machine cannot
     have, before the reference is measured."""
-    made = []
-    for arm in arms:
-        limit = ready.plan.spec.max_context_tokens
-        try:
-            settings = resolve(arm.effective(asked), probe(), limit).settings
-            require_possible(settings, ready.plan.spec, ready.plan.n_pairs)
-        except SettingError as error:
-            text = str(error).removeprefix(f"arm {arm.name}: ")
-            raise SettingError(f"arm {arm.name}: {text}") from None
-        made.append(settings)
-    return made
+    spec, n_pairs = ready.plan.spec, ready.plan.n_pairs
+    return [require_arm(arm.name, arm.effective(asked), spec, n_pairs) for arm in arms]
 
 
 def require_plain(base: Settings) -> None:
