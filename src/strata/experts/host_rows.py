@@ -120,7 +120,7 @@ class HostRows:
         try:
             self._service.workers[Place.CPU].finish(layer)
         finally:
-            raise_word(self._word_view, READY, self._value())
+            raise_word(self._word_view, READY, self.awaited())
             self.times.seconds.append(time.perf_counter() - self._began)
 
     def abandon(self) -> None:
@@ -143,14 +143,19 @@ class HostRows:
                 f"sequence is void, start it anew"
             )
 
-    def _value(self) -> int:
+    def ready(self) -> int:
+        """The word: the last rows that are there."""
+        return read_word(self._word_view, READY)
+
+    def awaited(self) -> int:
+        """What the word is once the rows last asked for are there."""
         # neither 1 nor a multiple of 16, which kernels are compiled for apart
         return 16 * self._turn + 2
 
     def _wait(self) -> None:
         address = self._words.data_ptr()
         wait(
-            address + READY * WORD_BYTES, self._value(), DEVICE_LIMIT_NS,
+            address + READY * WORD_BYTES, self.awaited(), DEVICE_LIMIT_NS,
             address + FAILED * WORD_BYTES, self._one,
         )  # fmt: skip
 
