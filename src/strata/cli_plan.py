@@ -19,6 +19,8 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.read(arguments)
     ready = plan_model(args.model, asked_settings(args))
     plan, off = ready.memory, ready.nothing_to_do()
+    if ready.settings.quality_budget > 0:
+        off["quality_budget"] = "a plan takes no profile, which belongs to one machine"
     if args.json:
         print(json.dumps({**plan.as_dict(), "off_here": off}, indent=1))
     else:

@@ -50,6 +50,10 @@ def main(arguments: Sequence[str]) -> int:
         return _compare(args)
     if args.model is None or not args.text:
         parser.error("a model and at least one --text are needed (or --compare A B)")
+    if args.spec is not None:
+        parser.error(
+            "--spec is about answers; the windows that texts are read through are --window"
+        )
     asked = asked_settings(args)
     report, recordings = _measure(args, asked)
     print("\n".join(report_lines(report)))

@@ -52,6 +52,8 @@ def main(arguments: Sequence[str]) -> int:
     add("--quiet", action="store_true", help="no start-up report and no progress bar")
     parser.add_settings(ENGINE)
     args = parser.read(arguments)
+    if args.spec is not None:
+        parser.error("--spec is about answers; the window sizes that are tried are --windows")
     asked = asked_settings(args)
     budget = _budget(args.kl_budget)
     if asked.settings.quality_budget >= 0:

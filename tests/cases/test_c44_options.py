@@ -259,6 +259,7 @@ ENGINE_ROWS = (
     Row("route_tail_skip", 50, off=everywhere("so none is at that rank"), kinds=ROUTED),
     Row("quality_budget", 0.02, refused=everywhere("has no profile of this model"),
         beside={"profile_dir": "folder/tuned"}),
+    Row("quality_budget", 0, off=everywhere("0 is exact, so nothing lossy is chosen")),
     Row("profile_dir", "folder/tuned", refused=everywhere("/tuned has no profile"), beside=BUDGET),
     Row("profile_dir", "folder/tuned", off=everywhere("--quality-budget is not set")),
     Row("quality_meter", "1/2", metered, bool, LATE, off={"dense": "every window is exact"}),
@@ -311,6 +312,7 @@ REQUEST_ROWS = (
         lambda x: x == ("stop", "x"), {"logit_bias": {87: 100.0}}),
     Row("overlap", "exact", lambda m, f: (answer(m), m.last.mode)[1],
         lambda mode: mode == "exact", LATE, kinds=ROUTED),
+    Row("overlap", "exact", off=everywhere("nothing is deferred or skipped")),
     Row("overlap", "fast", refused=everywhere("--overlap fast needs --defer-cpu 1 or repair")),
     Row("overlap", "fast", off={"dense": NO_LATE}, beside=LATE, kinds=("dense",)),
     *(Row(name, value, off=everywhere("temperature is 0"))

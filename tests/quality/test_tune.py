@@ -137,6 +137,8 @@ def test_a_profile_is_used_and_refused(profile: Path, monkeypatch: pytest.Monkey
         strata.load(FIXTURE, spec=4, **budget)
     with pytest.raises(InputError, match="was measured with expert-cache = auto, here it is 3"):
         strata.load(FIXTURE, expert_cache=3, **budget)
+    with pytest.raises(InputError, match="was measured with workers = 1, here it is 2"):
+        strata.load(FIXTURE, **(budget | {"workers": 2}))
     other = FIXTURE.parent / "q8_0.gguf"
     with pytest.raises(InputError, match="has no profile of this model on this machine"):
         strata.load(other, **budget)

@@ -45,7 +45,7 @@ from strata.engine.machine import probe
 from strata.engine.off_here import require_outputs, require_possible, without_effect
 from strata.engine.overlaps import overlap_variants
 from strata.engine.sampler import Sampler
-from strata.engine.tuned import with_quality_budget
+from strata.engine.tuned import require_budget_alone, with_quality_budget
 from strata.engine.variants import WindowVariants, build_variant, require_defer_layers
 from strata.experts.fast_tier import FastTier, read_profile
 from strata.experts.huge import huge_lines
@@ -110,6 +110,7 @@ def prepare(
     checkpoint = open_model(path)
     try:
         plan = understand(checkpoint)
+        require_budget_alone(asked.settings)
         asked = asked if planning else with_quality_budget(checkpoint, asked)
         limit = plan.spec.max_context_tokens
         effective = resolve(asked, machine or probe(), limit, planning=planning)

@@ -145,6 +145,8 @@ def _by_another_setting(s: Settings) -> Reasons:
     if s.quality_budget <= 0:
         why = "0, which needs no profile" if s.quality_budget == 0 else "not set"
         yield ("profile_dir",), f"--quality-budget is {why}"
+    if s.quality_budget == 0:
+        yield ("quality_budget",), "0 is exact, so nothing lossy is chosen"
     if s.checkpoints == 0:
         why = "--checkpoints is 0, and conversations without one are not kept"
         yield ("park_gb", "park_dir"), why
@@ -184,6 +186,8 @@ def _by_experts(s: Settings, spec: ModelSpec, n_pairs: int, n_resident: int) -> 
 
 def _by_deferral(s: Settings, spec: ModelSpec, n_pairs: int, n_resident: int) -> Reasons:
     if s.defer_cpu == "0":
+        if not s.route_tail_skip:
+            yield ("overlap",), "nothing is deferred or skipped, so every window is exact"
         return
     if not require_defer_layers(s, spec):
         yield DEFERRING, "this model has no layer whose rows may be late"

@@ -27,7 +27,10 @@ LOSSY = TUNED[:4]
 WORST_BUCKET = 2.0
 """No bucket of positions may cost more than this times the budget."""
 
-_CONDITIONS = ("device", "dtype", "numerics", "kv", "expert_cache", "adapt_swaps")
+_CONDITIONS = (
+    "device", "dtype", "numerics", "kv", "expert_cache", "adapt_swaps", "expert_layout",
+    "experts_on_disk", "workers", "cpu_isa",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,19 +110,11 @@ def load_profile(path: Path) -> TunedProfile:
 def with_quality_budget(checkpoint: Checkpoint, asked: Effective) -> Effective:
     """The settings with what --quality-budget chooses; unchanged without one, and for 0 (exact).
 
-    SettingError when lossy settings were asked for as well, or nothing measured is within it;
+    SettingError when nothing measured is within it;
     InputError when there is no profile of this model on this machine.
     """
     budget = asked.settings.quality_budget
-    if budget == SETTINGS["quality_budget"].auto:
-        return asked
-    for name in LOSSY if budget == 0 else (*LOSSY, "defer_below_profile"):
-        if getattr(asked.settings, name) != SETTINGS[name].default:
-            raise SettingError(
-                f"--quality-budget {budget:g} and {SETTINGS[name].flag} exclude each other: the "
-                f"budget decides what may be lossy"
-            )
-    if budget == 0:
+    if budget <= 0:
         return asked
     profile, path = _find(checkpoint, asked.settings)
     spec = asked.settings.spec if asked.asked("spec") else None
@@ -134,6 +129,19 @@ def with_quality_budget(checkpoint: Checkpoint, asked: Effective) -> Effective:
     chosen = {k: v for k, v in point.settings.items() if k in TUNED}
     settings = replace(asked.settings, **chosen)  # type: ignore[arg-type]
     return Effective(settings, {**asked.sources, **dict.fromkeys(chosen, source)})
+
+
+def require_budget_alone(settings: Settings) -> None:
+    """SettingError for a budget beside settings that it decides."""
+    budget = settings.quality_budget
+    if budget == SETTINGS["quality_budget"].auto:
+        return
+    for name in LOSSY if budget == 0 else (*LOSSY, "defer_below_profile"):
+        if getattr(settings, name) != SETTINGS[name].default:
+            raise SettingError(
+                f"--quality-budget {budget:g} and {SETTINGS[name].flag} exclude each other: the "
+                f"budget decides what may be lossy"
+            )
 
 
 def profile_folder(settings: Settings) -> Path:
@@ -162,10 +170,12 @@ def _find(checkpoint: Checkpoint, settings: Settings) -> tuple[TunedProfile, Pat
             f"({profile.machine_line}); run strata tune"
         )
     for name, value in conditions_of(settings).items():
-        if profile.conditions.get(name) != value:
+        default = "none" if name not in SETTINGS else SETTINGS[name].show(SETTINGS[name].default)
+        then = profile.conditions.get(name, default)
+        if then != value:
             raise InputError(
                 f"--quality-budget: {path} was measured with {name.replace('_', '-')} = "
-                f"{profile.conditions.get(name)}, here it is {value}; use that or run strata tune"
+                f"{then}, here it is {value}; use that or run strata tune"
             )
     return profile, path
 
