@@ -37,7 +37,7 @@ def test_fast_prompts_with_shares_of_the_cpu() -> None:
     )
     experts, found, rows = engine.runner._reader.experts, [], []
     for share in (0.0, 0.5, 1.0):
-        experts.share = share
+        experts.policy.fixed = share
         engine.reset()
         found.append(engine.logits(tokens, through="prompt"))
         rows.append(sum(experts.host.times.rows))
@@ -54,7 +54,7 @@ def test_exact_prompts_with_a_share_of_the_cpu(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(device_chunk.ChunkReader, "piece", 1)
     tokens = tokens_of("qwen3_moe", 2)
     engine = on_device(FIXTURES / "qwen3_moe" / "bf16.gguf", "cpu", expert_cache=3, short_read=0)
-    engine.runner._reader.experts.share = 0.5
+    engine.runner._reader.experts.policy.fixed = 0.5
     ours = engine.logits(tokens, through="prompt")
     assert sum(engine.runner._reader.experts.host.times.rows) > 0
     engine.close()
@@ -74,13 +74,13 @@ def test_no_share_changes_a_bit(family: str, stem: str) -> None:
     engine = on_device(path, "cuda", short_read=0, **same)
     experts = engine.runner._reader.experts
     for share in (0.5, 0.5, 1.0, 1.0, 0.0, 0.3):
-        experts.share = share
+        experts.policy.fixed = share
         engine.reset()
         assert np.array_equal(engine.logits(tokens, through="prompt"), want), share
     delays = {i: 0.02 * (i % 3) for i in range(8)}
     workers = experts.service.workers
     workers[Place.CPU] = DelayedWorker(workers[Place.CPU], delays)
-    experts.share = 0.5
+    experts.policy.fixed = 0.5
     engine.reset()
     assert np.array_equal(engine.logits(tokens, through="prompt"), want)
     engine.close()

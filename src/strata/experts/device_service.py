@@ -7,7 +7,8 @@ anew. Knows no steps and no features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -197,6 +198,16 @@ class DeviceService:
         """Let the device see experts at these addresses until the next ``refresh``."""
         self._vram_LE.copy_(torch.from_numpy(_table(address_LE, self._vram_LE.shape)))
         self._version = -1
+
+    @contextmanager
+    def without_link(self) -> Iterator[None]:
+        """Meanwhile no plan lets the device read experts in RAM."""
+        reached_LE = self._host_LE.clone()
+        self._host_LE.zero_()
+        try:
+            yield
+        finally:
+            self._host_LE.copy_(reached_LE)
 
     def shown(self, layer: int) -> tuple[GpuExpert, torch.Tensor]:
         """A layer's experts as kernels see them, and their addresses, int64 [E] on the device."""

@@ -1,16 +1,18 @@
 """The CPU's part of a prompt's experts, while the link brings the others to the device.
 
 Per layer of a chunk: the device's routing and the feed-forward's inputs go to page-locked memory
-(``hand``), the pool computes the rows of the experts that no copy brings (``start``), and the
-device takes them from where the pool wrote them (``join``), as soon as a word says that they are
-there. What follows may be enqueued before the pool has ended; ``settle`` ends it. Knows no steps.
+(``hand``), the host waits for them (``counts``), the pool computes the rows of the experts that it
+is given (``start``), and the device takes them from where the pool wrote them (``join``), as soon
+as a word says that they are there. What follows may be enqueued before the pool has ended;
+``settle`` ends it. Knows no steps.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -32,10 +34,18 @@ READY, FAILED = range(2)
 """Words: the last rows that are there, and the device's complaint that none came."""
 
 
+BATCHES = (0.1, 0.35)
+"""The pool gets a layer's rows in pieces that end at these parts of them: handing many rows over
+takes one thread a while, and meanwhile the others have the first ones."""
+LEAST_ROWS = 512
+"""Of a layer whose rows go in several pieces."""
+IDLE_S = 1e-4
+
+
 @dataclass
 class HostTimes:
-    """Seconds of the CPU's part of each layer of the last chunk, from the routing's arrival to the
-    last row, and its rows."""
+    """Of each layer of the last chunk with a part for the CPU: its rows, and seconds from the
+    routing's arrival to the last row; negative where the pool had ended before anybody asked."""
 
     seconds: list[float] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
@@ -60,23 +70,18 @@ class HostRows:
         self._turn = 0
         self._pending: int | None = None
         self._began = 0.0
-        self._host_LE: list[npt.NDArray[np.bool_]] = []
         self.times = HostTimes()
 
     def fits(self, n_tokens: int) -> bool:
         """Whether the rows of such a chunk fit, whatever the routing."""
         return 4 * n_tokens * max(self._n_active, default=0) * self._width <= MOST_BYTES
 
-    def begin(self, n_tokens: int, host_LE: list[npt.NDArray[np.bool_]]) -> None:
-        """A chunk starts; host_LE: the experts of each layer that are the CPU's, bool [E]."""
+    def begin(self, n_tokens: int) -> None:
+        """A chunk starts."""
         self.require_no_timeout()
-        self._host_LE, self.times = host_LE, HostTimes()
+        self.times = HostTimes()
         if len(self._x) < n_tokens:
             self._x = self._host(n_tokens, self._width)
-
-    def has(self, layer: int) -> bool:
-        """Whether any expert of the layer is the CPU's."""
-        return bool(self._host_LE) and bool(self._host_LE[layer].any())
 
     def hand(self, layer: int, x_ND: torch.Tensor, groups: GpuGroups) -> None:
         """Enqueue what the CPU needs to know: inputs f32 [N, D], and all rows by expert."""
@@ -86,22 +91,30 @@ class HostRows:
         if self._routed is not None:
             self._routed.record(torch.cuda.current_stream())
 
-    def start(self, layer: int) -> None:
-        """Wait for what was handed, and let the pool begin."""
+    def counts(self) -> npt.NDArray[np.int32]:
+        """Wait for what was handed: rows of each expert, [E]."""
         self.settle()
         if self._routed is not None:
             self._routed.synchronize()
         self._began = time.perf_counter()
-        groups = self._groups(layer)
+        return np.diff(self._ints["start"].numpy())
+
+    def start(self, layer: int, host_E: npt.NDArray[np.bool_]) -> torch.Tensor:
+        """Let the pool begin with these experts; they are returned as int32 [E] in memory that the
+        device reads."""
+        groups = self._groups(layer, host_E)
         self.times.rows.append(groups.n_rows)
         if len(self._out) < groups.n_rows:
             self._out = self._host(groups.n_rows * 5 // 4, self._width)
         n_tokens = len(self._ints["row"]) // self._n_active[layer]
-        if groups.n_rows:
-            worker = self._service.workers[Place.CPU]
-            worker.begin(layer, groups, self._x[:n_tokens], self._out)
+        worker = self._service.workers[Place.CPU]
         self._pending = layer
         self._turn += 1
+        for part in batches(groups):
+            worker.begin(layer, part, self._x[:n_tokens], self._out)
+        taken = self._number("taken", len(host_E))
+        taken.copy_(torch.from_numpy(host_E))
+        return taken
 
     def join(self, layer: int, rows_RD: torch.Tensor) -> None:
         """Enqueue the CPU's rows' way into rows_RD f32 [R, D], behind their word."""
@@ -117,11 +130,14 @@ class HostRows:
         layer, self._pending = self._pending, None
         if layer is None:
             return
+        asked = time.perf_counter()
         try:
             self._service.workers[Place.CPU].finish(layer)
         finally:
             raise_word(self._word_view, READY, self.awaited())
-            self.times.seconds.append(time.perf_counter() - self._began)
+            now = time.perf_counter()
+            took = now - self._began
+            self.times.seconds.append(took if now - asked > IDLE_S else -took)
 
     def abandon(self) -> None:
         """The chunk is void: nothing may wait for it any more."""
@@ -159,16 +175,18 @@ class HostRows:
             address + FAILED * WORD_BYTES, self._one,
         )  # fmt: skip
 
-    def _groups(self, layer: int) -> Groups:
-        """The layer's rows of the CPU, in the order in which they are written."""
-        k, host_E = self._n_active[layer], self._host_LE[layer]
+    def _groups(self, layer: int, host_E: npt.NDArray[np.bool_]) -> Groups:
+        """The layer's rows of the CPU in the order in which they are written, experts with few rows
+        first."""
+        k = self._n_active[layer]
         start_E, row_R = self._ints["start"].numpy(), self._ints["row"].numpy()
         count_E = np.diff(start_E)
         expert_G = np.flatnonzero(host_E & (count_E > 0)).astype(np.int32)
-        taken = np.repeat(host_E, count_E)
-        row = row_R[: start_E[-1]][taken]
-        start = np.concatenate([[0], np.cumsum(count_E[expert_G])]).astype(np.int32)
-        order = np.arange(len(row), dtype=np.int32)
+        expert_G = expert_G[np.argsort(count_E[expert_G], kind="stable")]
+        count_G = count_E[expert_G]
+        start = np.concatenate([[0], np.cumsum(count_G)]).astype(np.int32)
+        order = np.arange(start[-1], dtype=np.int32)
+        row = row_R[order + np.repeat(start_E[expert_G] - start[:-1], count_G)]
         at_R = self._number("at", len(row_R)).numpy()
         at_R.fill(-1)
         at_R[row] = order
@@ -183,3 +201,18 @@ class HostRows:
 
     def _host(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=self._compiled)
+
+
+def batches(groups: Groups) -> Iterator[Groups]:
+    """The groups in pieces: small ones first where there are many rows."""
+    cuts = [0, len(groups.expert_G)]
+    if groups.n_rows >= LEAST_ROWS:
+        cuts[1:1] = [int(np.searchsorted(groups.start, part * groups.n_rows)) for part in BATCHES]
+    for first, end in pairwise(cuts):
+        if first < end:
+            start = groups.start[first : end + 1]
+            entries = slice(int(start[0]), int(start[-1]))
+            yield Groups(
+                groups.expert_G[first:end], start - start[0], groups.row[entries],
+                groups.token[entries],
+            )  # fmt: skip

@@ -1,11 +1,14 @@
 """All experts of one layer after another in the device's memory, while a prompt is read.
 
 Cached experts stay where they are; the others are copied from RAM into one of two buffers, the next
-layer's while this layer computes. Copies run on a stream of their own; nothing waits on the host.
-Knows no steps. Without a GPU (Triton's interpreter) experts are read where they lie.
+layer's while this layer computes. Some may wait until the layer's routing is known (``bring``).
+Copies run on a stream of their own; nothing waits on the host. Knows no steps. Without a GPU
+(Triton's interpreter) experts are read where they lie.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +34,31 @@ def runs_of(missing_E: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
 
 
-def left_out(missing_E: npt.NDArray[np.bool_], share: float) -> npt.NDArray[np.bool_]:
-    """The last of the missing experts: a share of them, rounded. The others keep long runs."""
+def first_missing(missing_E: npt.NDArray[np.bool_], share: float) -> npt.NDArray[np.bool_]:
+    """The first of the missing experts: a share of them, rounded. They make long runs."""
     missing = np.flatnonzero(missing_E)
     found = np.zeros(len(missing_E), dtype=np.bool_)
-    found[missing[len(missing) - round(share * len(missing)) :]] = True
+    found[missing[: round(share * len(missing))]] = True
     return found
+
+
+@dataclass(frozen=True)
+class Span:
+    """Two moments of a stream."""
+
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
+
+    def seconds(self) -> float:
+        """Between them, when both have passed."""
+        ms: float = self.begin.elapsed_time(self.end)
+        return 1e-3 * ms
+
+
+def new_span() -> Span:
+    """Two events that tell the time."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    return Span(begin, end)
 
 
 class LayerStream:
@@ -47,33 +69,63 @@ class LayerStream:
         self._compiled = device.type == "cuda"
         self._routed = [i for i, layer in enumerate(store.layers) if layer is not None]
         self._memory: list[torch.Tensor] = []
-        self._begun: dict[int, torch.cuda.Event] = {}
-        self._copied: dict[int, torch.cuda.Event] = {}
+        self._spans: dict[int, tuple[Span, Span]] = {}
         self._used: list[torch.cuda.Event] = []
         self._queue: torch.cuda.Stream | None = None
-        self.host_LE = [np.zeros(len(a), dtype=np.bool_) for a in tier.address_LE]
-        """Experts that are not copied and not cached: somebody else's."""
+        self._none_L = [np.zeros(len(a), dtype=np.bool_) for a in tier.address_LE]
+        self.open_LE = self._none_L
+        """Experts neither cached nor copied ahead, bool [E] each: ``bring`` says which come."""
+        self._split = False
 
-    def begin(self, host_share: float = 0.0) -> list[npt.NDArray[np.int64]]:
+    @property
+    def routed(self) -> list[int]:
+        """Layers with routed experts."""
+        return self._routed
+
+    def expert_bytes(self, layer: int) -> int:
+        """Of one expert as it lies in RAM."""
+        return self._layer(layer).stride_bytes
+
+    def missing(self, layer: int) -> npt.NDArray[np.bool_]:
+        """Experts that are not cached, bool [E]."""
+        missing: npt.NDArray[np.bool_] = self._tier.address_LE[layer] == 0
+        return missing
+
+    def begin(self, ahead: float = 1.0) -> list[npt.NDArray[np.int64]]:
         """Start a prompt: address of every expert of every layer, int64 [E] each, which holds while
         its layer is current. The first copies are on their way.
 
-        host_share: of a layer's experts that are not cached, so many are not copied; their address
-        is 0, and ``host_LE`` (bool [E] each) says which they are."""
+        ahead: of a layer's experts that are not cached, so many are copied unasked, one layer in
+        front; the others are open until ``bring``. 1: all, two layers in front."""
         if self._compiled and not self._memory:
             self._allocate()
-        self.host_LE = [left_out(cached == 0, host_share) for cached in self._tier.address_LE]
-        tables = []
-        for layer in range(len(self._store.layers)):
-            tables.append(self._addresses(layer))
-        for layer in self._routed[:BUFFERS]:
-            self._copy(layer)
+        self._split = ahead < 1
+        self.open_LE = self._none_L
+        if self._split:
+            self.open_LE = [
+                missing & ~first_missing(missing, ahead)
+                for missing in (self.missing(i) for i in range(len(self._store.layers)))
+            ]
+        tables = [self._addresses(layer) for layer in range(len(self._store.layers))]
+        for layer in self._routed[: 1 if self._split else BUFFERS]:
+            self._copy(layer, self.missing(layer) & ~self.open_LE[layer], first=True)
         return tables
+
+    def bring(self, layer: int, chosen_E: npt.NDArray[np.bool_]) -> None:
+        """Of the layer's open experts copy these; behind them, what comes unasked of the next."""
+        if not self._split:
+            return
+        self._copy(layer, chosen_E & self.open_LE[layer], first=False)
+        later = self._routed.index(layer) + 1
+        if later < len(self._routed):
+            after = self._routed[later]
+            self._copy(after, self.missing(after) & ~self.open_LE[after], first=True)
 
     def enter(self, layer: int) -> None:
         """From here on the current stream reads the layer's experts."""
         if self._compiled and layer in self._routed:
-            torch.cuda.current_stream().wait_event(self._copied[layer])
+            last = self._spans[layer][1 if self._split else 0].end
+            torch.cuda.current_stream().wait_event(last)
 
     def leave(self, layer: int) -> None:
         """What was enqueued is all that reads the layer; its buffer goes to a later one."""
@@ -81,12 +133,27 @@ class LayerStream:
             return
         self._used[self._buffer(layer)].record(torch.cuda.current_stream())
         later = self._routed.index(layer) + BUFFERS
-        if later < len(self._routed):
-            self._copy(self._routed[later])
+        if later < len(self._routed) and not self._split:
+            after = self._routed[later]
+            self._copy(after, self.missing(after), first=True)
 
-    def copy_seconds(self) -> list[float]:
-        """How long each layer's copies of the last prompt took; once they have ended."""
-        return [1e-3 * self._begun[i].elapsed_time(self._copied[i]) for i in self._copied]
+    def copy_seconds(self, layer: int) -> float:
+        """How long the layer's copies of the last prompt took; once they have ended."""
+        return sum(span.seconds() for span in self._spans[layer][: 2 if self._split else 1])
+
+    def bytes_per_second(self) -> float:
+        """Of the link, by copies that nothing else needs; waits for them."""
+        if not self._compiled:
+            return 1e12
+        if not self._memory:
+            self._allocate()
+        assert self._queue is not None
+        layer = self._routed[0]
+        some = first_missing(np.ones(self._layer(layer).n_experts, dtype=np.bool_), 0.25)
+        for _ in range(2):
+            self._copy(layer, some, first=True)
+        self._queue.synchronize()
+        return int(some.sum()) * self._layer(layer).stride_bytes / self._spans[layer][0].seconds()
 
     def _allocate(self) -> None:
         size = stream_bytes(self._store) // BUFFERS
@@ -95,8 +162,7 @@ class LayerStream:
             self._memory.append(torch.empty(size, dtype=torch.uint8, device=self._device))
             self._used.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
         for layer in self._routed:
-            for events in (self._begun, self._copied):
-                events[layer] = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._spans[layer] = new_span(), new_span()
 
     def _buffer(self, layer: int) -> int:
         return self._routed.index(layer) % BUFFERS
@@ -116,17 +182,19 @@ class LayerStream:
             base = self._memory[self._buffer(layer)].data_ptr()
             staged = base + np.arange(experts.n_experts, dtype=np.int64) * experts.stride_bytes
             staged = np.where(cached != 0, cached, staged)
-        return np.where(self.host_LE[layer], 0, staged)
+        return staged
 
-    def _copy(self, layer: int) -> None:
+    def _copy(self, layer: int, chosen_E: npt.NDArray[np.bool_], first: bool) -> None:
         if not self._compiled:
             return
         assert self._queue is not None
         experts, slot = self._layer(layer), self._buffer(layer)
         to = self._memory[slot][: experts.n_bytes].view(experts.blobs.shape)
+        span = self._spans[layer][0 if first else 1]
         with torch.cuda.stream(self._queue):
-            self._queue.wait_event(self._used[slot])
-            self._begun[layer].record(self._queue)
-            for first, end in runs_of((self._tier.address_LE[layer] == 0) & ~self.host_LE[layer]):
-                to[first:end].copy_(experts.blobs[first:end], non_blocking=True)
-            self._copied[layer].record(self._queue)
+            if first:
+                self._queue.wait_event(self._used[slot])
+            span.begin.record(self._queue)
+            for start, end in runs_of(chosen_E):
+                to[start:end].copy_(experts.blobs[start:end], non_blocking=True)
+            span.end.record(self._queue)

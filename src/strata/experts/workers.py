@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Protocol
 
 import numpy as np
@@ -48,11 +49,11 @@ class PoolWorker:
         self._store = store
         self._addresses = addresses
         self._late = late
-        self._tickets: dict[int, int] = {}
+        self._tickets: dict[int, list[int]] = {}
 
     def begin(self, layer: int, groups: Groups, x_TD: torch.Tensor, out_RD: torch.Tensor) -> None:
-        """Submit to the pool and return at once."""
-        self._tickets[layer] = self._pool.submit_experts(
+        """Submit to the pool and return at once; a layer may have several batches."""
+        ticket = self._pool.submit_experts(
             self._store.layer(layer).shape,
             x_TD,
             self._addresses(layer, groups.expert_G),
@@ -63,12 +64,14 @@ class PoolWorker:
             late=self._late,
             layer=layer,
         )
+        self._tickets.setdefault(layer, []).append(ticket)
 
     def finish(self, layer: int) -> None:
         """Help the pool until done."""
-        ticket = self._tickets.pop(layer, None)
-        if ticket is not None:
-            self._pool.wait(ticket)
+        with ExitStack() as every:
+            # one that fails leaves none of the others behind
+            for ticket in reversed(self._tickets.pop(layer, [])):
+                every.callback(self._pool.wait, ticket)
 
 
 class PlainWorker:
@@ -101,7 +104,7 @@ class DelayedWorker:
     def __init__(self, inner: Worker, delay_s: Mapping[int, float]) -> None:
         self._inner = inner
         self._delay_s = delay_s
-        self._threads: dict[int, threading.Thread] = {}
+        self._threads: dict[int, list[threading.Thread]] = {}
 
     def begin(self, layer: int, groups: Groups, x_TD: torch.Tensor, out_RD: torch.Tensor) -> None:
         """Return at once; the rows come after the layer's delay."""
@@ -111,11 +114,11 @@ class DelayedWorker:
             self._inner.begin(layer, groups, x_TD, out_RD)
             self._inner.finish(layer)
 
-        self._threads[layer] = threading.Thread(target=work, name=f"delayed-{layer}")
-        self._threads[layer].start()
+        thread = threading.Thread(target=work, name=f"delayed-{layer}")
+        self._threads.setdefault(layer, []).append(thread)
+        thread.start()
 
     def finish(self, layer: int) -> None:
-        """Join the layer's thread."""
-        thread = self._threads.pop(layer, None)
-        if thread is not None:
+        """Join the layer's threads."""
+        for thread in self._threads.pop(layer, ()):
             thread.join()
