@@ -76,8 +76,11 @@ class IdleStore:
 
 
 def idle_store(n_experts_L: list[int]) -> IdleStore:
-    """Of a model with so many experts a layer (0: a dense one)."""
-    shape: ExpertShape = layout(32, 32, ("Q8_0", "Q8_0", "Q8_0"))
+    """Of a model with so many experts a layer (0: a dense one).
+
+    Floats: of codes a worker would decode 32 rows first, 2 us that are not the hand-off's.
+    """
+    shape: ExpertShape = layout(32, 32, ("F32", "F32", "F32"))
     # a stride of 0: one blob for all
     blob = torch.zeros((1, -(-shape.blob_bytes // 256) * 256), dtype=torch.uint8)
     return IdleStore(
