@@ -216,6 +216,7 @@ ENGINE_ROWS = (
     Row("kv", "f64", refused=everywhere("--kv f64 and --dtype float32 exclude each other")),
     Row("prompt_chunk", 3, plan_line("prompt buffers (chunks of 3 tokens)"), len),
     Row("short_read", 40, off=everywhere("the CPU computes chunks and windows alike")),
+    Row("prompt_cpu", 0.5, off=everywhere("the CPU computes all of every prompt")),
     Row("spec", 4, plan_line("window buffers (up to 4 tokens)"), len),
     Row("spec", 4, lambda m, f: (answer(m), m.last.drafts.offered)[1], lambda n: n > 0,
         {"logit_bias": {9: 50.0}}),
@@ -404,7 +405,7 @@ def test_every_setting_has_a_row(name: str) -> None:
     """A new setting needs one; and a row that shows its effect, or it could be off everywhere."""
     rows = [row for row in ROWS if row.setting == name]
     assert rows, "add a row: how is its effect seen, where is it off, what is refused?"
-    about_gpus = {"device", "numerics", "short_read", "pcie_frac", "vram_gb"}
+    about_gpus = {"device", "numerics", "short_read", "prompt_cpu", "pcie_frac", "vram_gb"}
     by_contradiction = {"draft", "quality_budget", "profile_dir"}
     if name not in about_gpus | by_contradiction:
         assert any(row.look is not None for row in rows)

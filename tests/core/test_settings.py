@@ -22,7 +22,7 @@ GPU = Machine("Some Card", "found Some Card", 6, ("portable", "avx2"))
 
 OTHER: dict[str, Any] = {
     "device": "cpu", "dtype": "float64", "numerics": "fast", "context": 100, "kv": "f16",
-    "prompt_chunk": 64, "short_read": 40, "spec": 4, "draft": "none",
+    "prompt_chunk": 64, "short_read": 40, "prompt_cpu": 0.5, "spec": 4, "draft": "none",
     "expert_cache": 5, "expert_profile": "p.txt",
     "expert_layout": "native", "pack": "packed", "experts_on_disk": True,
     "defer_cpu": "1", "defer_layers": [1, 3], "defer_cpu_below": 0.25,

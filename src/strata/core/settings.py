@@ -75,6 +75,12 @@ class Settings(ServeSettings):
         -1, 0, None, "On a GPU, chunks with fewer tokens are read through windows, whose missed "
         "experts the CPU computes; auto goes by how many experts a window takes. Results are "
         "equal.", unit="tokens", auto=-1)
+    prompt_cpu: float = number(
+        -1.0, 0, 1,
+        "Share of the missed experts of a prompt's layer, those with the fewest rows, that the CPU "
+        "computes while the link brings the others to the GPU; auto balances the two by measured "
+        "speeds, and takes none where that is not quicker. In exact numerics results are equal.",
+        auto=-1.0)
     spec: int = integer(
         1, 1, 8,
         "Window size: the last token and up to N - 1 drafts are verified together; 1 is plain "

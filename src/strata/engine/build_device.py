@@ -192,7 +192,9 @@ def _reader(
     if not all(isinstance(layer, ExpertLayer) for layer in kinds):
         return None
     stream = LayerStream(store, tier, network.device)
-    prompt = PromptExperts(service, stream, network.spec.d_model)
+    auto = settings.prompt_cpu == SETTINGS["prompt_cpu"].auto
+    share = None if auto else settings.prompt_cpu
+    prompt = PromptExperts(service, stream, network.spec.d_model, share)
     if settings.numerics == "exact":
         return ChunkReader(network, state, prompt)
     if not can_read(network):

@@ -156,6 +156,7 @@ def _by_device(s: Settings) -> Reasons:
     if s.device == "cpu":
         yield ("pcie_frac",), "there is no GPU to read experts over PCIe"
         yield ("short_read",), "the CPU computes chunks and windows alike"
+        yield ("prompt_cpu",), "the CPU computes all of every prompt"
         return
     yield (
         ("verify_trace",),
@@ -165,18 +166,19 @@ def _by_device(s: Settings) -> Reasons:
     if s.experts_on_disk:
         why = "experts stay on disk, where the GPU cannot read them"
         yield ("pcie_frac",), why
-        yield ("short_read", "numerics"), f"{why}: prompts are read through windows"
+        yield ("short_read", "numerics", "prompt_cpu"), f"{why}: prompts are read through windows"
 
 
 def _by_experts(s: Settings, spec: ModelSpec, n_pairs: int, n_resident: int) -> Reasons:
     if n_pairs == 0:
-        yield ("pcie_frac",), "this model has no routed experts"
+        yield ("pcie_frac", "prompt_cpu"), "this model has no routed experts"
         return
     if n_resident == 0:
         yield ("expert_profile",), "expert-cache is 0, so nothing is placed by it"
         yield ADAPTING, "the expert cache has no slot"
     if n_resident == n_pairs:
-        yield ("pcie_frac", "route_tail_skip"), "every expert is in the fast tier, none is missed"
+        why = "every expert is in the fast tier, none is missed"
+        yield ("pcie_frac", "prompt_cpu", "route_tail_skip"), why
         yield ADAPTING, "the expert cache holds every expert"
     n_active = max(x.ffn.n_active for x in spec.layers if isinstance(x.ffn, MoeSpec))
     if s.route_tail_skip >= n_active:
