@@ -265,7 +265,11 @@ def plan_cases(m: Maker) -> Iterator[Case]:
         vram, host = (
             torch.randint(0, 2, (EXPERTS,), device=m.device).to(torch.int64) << 12 for _ in range(2)
         )
-        rules = plan.PlanRules(m.ints([77]), torch.tensor([-1.0], device=m.device), m.ints([0]))
+        rules = plan.PlanRules(
+            m.ints([n * 77 >> 8 for n in range(1, 81)]),
+            torch.tensor([-1.0], device=m.device),
+            m.ints([0]),
+        )
         place = ints(n_rows, torch.int8)
         addr, start = ints(n_rows, torch.int64), ints(n_rows + 1)
         groups = Groups(addr, start, ints(n_rows), ints(n_rows), ints(1))

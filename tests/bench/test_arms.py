@@ -20,6 +20,7 @@ def test_words() -> None:
     assert defer.changes == {"defer_cpu": "1"} and not defer.needs_engine
     assert light.changes == {"defer_cpu": "1", "defer_cpu_below": "0.05"} and not light.needs_engine
     assert parse_arms("big=expert-cache:5")[0].needs_engine == ["expert_cache"]
+    assert not parse_arms("third=pcie-frac:0.3")[0].needs_engine
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,8 @@ def test_arms_of_one_engine_run_as_engines_of_their_own() -> None:
             variant_of(model.engine, parse_arms("c=expert-cache:5")[0])
         with pytest.raises(SettingError, match="arm x: --defer-cpu"):
             variant_of(model.engine, parse_arms("x=defer-cpu:7")[0])
+        with pytest.raises(SettingError, match="arm x: pcie-frac is off here: there is no GPU"):
+            variant_of(model.engine, parse_arms("x=pcie-frac:0.3")[0])
     for name, setting in (("off", "0"), ("defer", "1")):
         with strata.load(PATH, device="cpu", context=64, defer_cpu=setting) as model:
             alone = model.logits(tokens, through="windows", window=2)

@@ -60,11 +60,11 @@ def test_an_adaptive_cache_has_one_size() -> None:
 
 def test_a_share_that_was_found_is_sought_anew() -> None:
     """It rests after its trials; restarted it begins at what was found and does not rest."""
-    applied: list[int] = []
-    control = ShareControl(64, applied.append)
+    applied: list[tuple[int, ...]] = []
+    control = ShareControl(64, 10, applied.append)
     for _ in range(400):
         control.before(1)
-        control.after(1, 0.01 + 0.00001 * applied[-1])
+        control.after(1, 0.01 + 0.0005 * applied[-1][9], lambda: np.full(4, 10))
         if control.resting(1):
             break
     found = control.share(1)

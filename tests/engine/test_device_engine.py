@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,14 +19,18 @@ import torch
 pytest.importorskip("triton")
 
 import strata
+from strata.bench.arms import parse_arms, variant_of
 from strata.core.settings import Settings
 from strata.core.settings_load import Effective
 from strata.core.settings_resolve import Machine
 from strata.core.types import Place
 from strata.engine import build as builder
 from strata.engine.engine import Engine
+from strata.experts.pcie_share import Moved, Speeds, fixed_share
+from strata.experts.share_control import SOUGHT, ShareControl
 from strata.experts.workers import DelayedWorker
 from strata.native import available_isas
+from strata.window.device_run import DeviceRunner, DeviceVariant
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 KEYS = [
@@ -80,6 +85,54 @@ def test_a_window_through_the_interpreter_equals_the_cpu_engine() -> None:
     engine.close()
     assert near(ours, on_cpu("qwen3_moe", "bf16", tokens))
     assert best == ours.argmax(axis=1).tolist()
+
+
+@gpu
+@needs_gpu
+def test_arms_of_one_engine_have_pcie_shares_of_their_own() -> None:
+    """3 experts a token, none cached: places are 3 * share of them, the logits' bits are equal;
+    auto begins with the numbers of an equally quick link."""
+    path = FIXTURES / "qwen3_moe" / "bf16.gguf"
+    engine = on_device(path, "cuda", expert_cache=0, pcie_frac=0.5)
+    arms = "off,none=pcie-frac:0,most=pcie-frac:0.8,all=pcie-frac:1,auto=pcie-frac:auto"
+    n_layers = engine.runner.network.spec.n_layers
+    found, rows = [], {}
+    for arm in parse_arms(arms):
+        engine.runner.variant = variant_of(engine, arm)
+        before = engine.service.counters.total(Place.PCIE)
+        found.append(engine.verify(tokens_of("qwen3_moe", 1)).logits())
+        engine.commit(0)
+        rows[arm.name] = (engine.service.counters.total(Place.PCIE) - before) / n_layers
+    engine.close()
+    assert all(np.array_equal(found[0], other) for other in found)
+    assert rows == {"off": 1, "none": 0, "most": 2, "all": 3, "auto": 1}
+
+
+@pytest.mark.parametrize(
+    "own, seeks, late, numbers, learns",
+    [
+        (None, True, False, Speeds(64).moved(8), True),
+        (None, False, False, fixed_share(64, 8), False),
+        (128, True, False, fixed_share(128, 8), False),
+        (SOUGHT, False, False, Speeds(64).moved(8), True),
+        (SOUGHT, False, True, fixed_share(64, 8), False),
+        (None, True, True, fixed_share(64, 8), False),
+        (128, True, True, fixed_share(128, 8), False),
+    ],
+)
+def test_the_share_of_a_window(
+    own: int | None, seeks: bool, late: bool, numbers: Moved, learns: bool
+) -> None:
+    """A window's own share outranks the engine's; beside late rows nothing is sought, and the
+    engine's first share holds."""
+    applied: list[Moved] = []
+    runner = DeviceRunner.__new__(DeviceRunner)
+    runner.share = ShareControl(64, 8, applied.append, seeks)
+    window = SimpleNamespace(
+        variant=DeviceVariant(share=own, share_rests=late), host=True, frame=SimpleNamespace(T=1)
+    )
+    assert (runner._share_out(window) is runner.share) == learns  # type: ignore[arg-type]
+    assert applied == [numbers]
 
 
 @gpu

@@ -10,7 +10,7 @@ import torch
 
 from strata.core.types import Place
 from strata.experts.late import late_rule
-from strata.experts.pcie_share import pcie_rule
+from strata.experts.pcie_share import fixed_share, pcie_rule
 from strata.experts.tail_skip import tail_rule
 from strata.kernels.plan import Plan, make_plan
 from strata.kernels.plan import triton as gpu
@@ -39,9 +39,9 @@ def outputs(n: int, d: torch.device) -> tuple[torch.Tensor, GpuGroups, gpu.CpuGr
     return ints(n, torch.int8), groups, cpu
 
 
-def rules(numerator: int, below: float, tail_rank: int, d: torch.device) -> gpu.PlanRules:
+def rules(moved: tuple[int, ...], below: float, tail_rank: int, d: torch.device) -> gpu.PlanRules:
     return gpu.PlanRules(
-        torch.tensor([numerator], dtype=torch.int32, device=d),
+        torch.tensor(moved, dtype=torch.int32, device=d),
         torch.tensor([below], dtype=torch.float32, device=d),
         torch.tensor([tail_rank], dtype=torch.int32, device=d),
     )
@@ -101,11 +101,13 @@ def test_equals_make_plan(triton_device: torch.device, seed: int) -> None:
     expert = expert.astype(np.int32)
     weight = np.sort(rng.random((n_tokens, n_active)))[:, ::-1].reshape(-1).astype(np.float32)
     address = addresses(rng, n_experts)
-    numerator = int(rng.choice([0, 77, 256]))
+    # by a share, and any numbers
+    drawn = tuple(int(rng.integers(0, n + 1)) for n in range(1, len(expert) + 4))
+    moved = (fixed_share(77, len(expert)), fixed_share(256, 99), drawn)[seed % 3]
     below = float(np.float32(rng.choice([-1.0, 0.2, np.inf])))
     tail_rank = int(rng.choice([0, 3]))
     numpy_rules = [tail_rule(tail_rank)] if tail_rank > 0 else []
-    numpy_rules.append(pcie_rule(numerator, lambda layer: address[Place.PCIE]))
+    numpy_rules.append(pcie_rule(moved, lambda layer: address[Place.PCIE]))
     if below >= 0:
         numpy_rules.append(late_rule([5], None if below == np.inf else below))
     plan = make_plan(5, expert, weight, n_active, address[Place.FAST], numpy_rules)
@@ -114,7 +116,7 @@ def test_equals_make_plan(triton_device: torch.device, seed: int) -> None:
     tables = [torch.from_numpy(address[p]).to(d) for p in (Place.FAST, Place.PCIE)]
     gpu.make_plan(
         torch.from_numpy(expert).to(d), torch.from_numpy(weight).to(d), n_active, *tables,
-        rules(numerator, below, tail_rank, d), *out,
+        rules(moved, below, tail_rank, d), *out,
     )  # fmt: skip
     check(plan, address, *out)
 
@@ -132,11 +134,11 @@ def test_routing_in_the_same_launch(triton_device: torch.device) -> None:
     out = outputs(6, d)
     expert_2, weight_2 = torch.empty_like(expert), torch.empty_like(weight)
     gpu.route_and_plan(
-        logits, expert_2, weight_2, *tables, rules(128, -1.0, 0, d), *out, n_active=n_active,
-        **rule,
+        logits, expert_2, weight_2, *tables, rules(fixed_share(128, 6), -1.0, 0, d), *out,
+        n_active=n_active, **rule,
     )  # fmt: skip
     assert torch.equal(expert_2, expert)
     assert torch.equal(weight_2, weight)
-    share = [pcie_rule(128, lambda layer: address[Place.PCIE])]
+    share = [pcie_rule(fixed_share(128, 6), lambda layer: address[Place.PCIE])]
     numbers = expert.cpu().numpy(), weight.cpu().numpy()
     check(make_plan(0, *numbers, n_active, address[Place.FAST], share), address, *out)

@@ -30,7 +30,9 @@ NAMED: Mapping[str, Mapping[str, Any]] = {
     "repair": {"defer_cpu": "repair"},
     "repair-below": {"defer_cpu": "repair", "defer_cpu_below": "auto"},
 }
-OF_WINDOWS = frozenset(f.setting for f in FEATURES) | {"defer_layers", "defer_cpu_below"}
+OF_WINDOWS = frozenset(f.setting for f in FEATURES) | {
+    "defer_layers", "defer_cpu_below", "pcie_frac",
+}  # fmt: skip
 """Settings that change nothing but the windows' steps and rules."""
 
 
@@ -99,13 +101,18 @@ def variant_of(engine: Engine, arm: Arm) -> Any:
         )
     settings, runner = arm.over(engine.settings), engine.runner
     if isinstance(runner, WindowRunner):
+        if "pcie_frac" in arm.changes:
+            raise SettingError(f"arm {arm.name}: pcie-frac is off here: there is no GPU")
         made = build_variant(settings, runner.network, runner.service)
         for name, reason in made.why_not.items():
             raise SettingError(f"arm {arm.name}: {name.replace('_', '-')} is off here: {reason}")
         return replace(made.default, name=f"arm {arm.name}")
     make: Callable[[Settings], Any] | None = getattr(runner, "variant_for", None)
     if make is not None:
-        return replace(make(settings), name=f"arm {arm.name}")
+        try:
+            return replace(make(settings), name=f"arm {arm.name}")
+        except SettingError as error:
+            raise SettingError(f"arm {arm.name}: {error}") from None
     if settings != engine.settings:
         raise SettingError(f"arm {arm.name}: this device's windows cannot take turns; add --fresh")
     return runner.variant

@@ -13,6 +13,7 @@ from strata.core.errors import SettingError
 from strata.core.types import Place
 from strata.engine.engine import Engine
 from strata.experts.fast_tier import even_profile, read_profile
+from strata.experts.share_control import SOUGHT, ShareControl
 
 MOST_SETTLING = 480
 """Windows after which a PCIe share that is still sought is taken as it is."""
@@ -61,21 +62,35 @@ def settle(decoder: Decoder, variants: Mapping[str, Any], say: Callable[[str], N
     size, windows = plan.window or 1, 0
     for name, variant in variants.items():
         while not share.resting(size) and windows < MOST_SETTLING * len(variants):
-            if getattr(variant, "share_rests", False):
+            if not _seeks(share, variant):
                 break
             before = decoder.engine.service.counters.total(Place.PCIE)
             run = decoder.write(variant, Run(name, -3, 0, 0), decoder.read(0)[:2])
             windows += run.windows
             if decoder.engine.service.counters.total(Place.PCIE) == before == 0:
                 break
-    say(f"PCIe share after {windows} windows: {share.share(size) / 256:.2f}")
+    if any(_seeks(share, variant) for variant in variants.values()):
+        moved = ", ".join(map(str, share.kept(size)[: size * _n_active(decoder.engine)]))
+        say(f"PCIe share after {windows} windows: {share.share(size) / 256:.2f}; experts of 1, 2, "
+            f".. missed: {moved}")  # fmt: skip
     return windows
+
+
+def _seeks(share: ShareControl, variant: Any) -> bool:
+    """Whether windows of a variant look for the PCIe share."""
+    own = getattr(variant, "share", None)
+    sought = share.seeks if own is None else own == SOUGHT
+    return sought and not getattr(variant, "share_rests", False)
+
+
+def _n_active(engine: Engine) -> int:
+    return int(engine.runner.network.n_active)
 
 
 def share_rests(engine: Engine, size: int) -> bool:
     """Whether no PCIe share is being sought for windows of that size."""
     share = getattr(engine.runner, "share", None)
-    return share is None or share.resting(size) or _all_resident(engine)
+    return share is None or not share.seeks or share.resting(size) or _all_resident(engine)
 
 
 def _all_resident(engine: Engine) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -26,9 +26,9 @@ from strata.engine.overlaps import choices
 from strata.engine.page_locks import lock_experts
 from strata.experts.device_service import DeviceService
 from strata.experts.fast_tier import FastTier
-from strata.experts.pcie_share import share_numerator
+from strata.experts.pcie_share import Moved, share_numerator
 from strata.experts.prompt_experts import PromptExperts
-from strata.experts.share_control import ShareControl
+from strata.experts.share_control import SOUGHT, ShareControl
 from strata.experts.store import ExpertLayer, ExpertStore, Progress, stride_of
 from strata.experts.stream import LayerStream
 from strata.kernels.embed.native import lookup
@@ -118,7 +118,7 @@ def assemble(
     reader = _reader(settings, network, service, state, store, tier) if staged else None
     least = _short_read(settings, plan)
     runner = DeviceRunner(network, service, state, variant, share, reader, least)
-    runner.variant_for = lambda s: device_variant(s, network, service)[0]
+    runner.variant_for = partial(_variant_for, settings, network, service, share)
     pools = _Pools(settings, store, tier, service, pool, compiled)
     runner.use_workers = pools.use
     runner.overlaps |= choices(settings, network.n_active, variant, runner.variant_for)
@@ -168,7 +168,7 @@ def _share_lines(
     settings: Settings, share: ShareControl | None, variant: DeviceVariant
 ) -> list[str]:
     """What becomes of an automatic PCIe share beside late rows."""
-    if share is None or not variant.share_rests:
+    if share is None or not share.seeks or not variant.share_rests:
         return []
     return [
         f"pcie-frac: {FIRST_SHARE} in windows with late rows, and not sought while they run: what "
@@ -215,17 +215,41 @@ def _short_read(settings: Settings, plan: CheckpointPlan) -> int:
 
 
 def _share(settings: Settings, service: DeviceService, reaches: bool) -> ShareControl | None:
-    """The PCIe share: fixed, or found while running."""
+    """The PCIe share, fixed or found while running; None when the GPU reads no expert in RAM."""
     if not reaches:
         return None
-    if settings.pcie_frac != SETTINGS["pcie_frac"].auto:
-        service.rules.numerator.fill_(share_numerator(settings.pcie_frac))
-        return None
+    on_device: dict[Moved, torch.Tensor] = {}
+    table = service.rules.moved
 
-    def apply(parts: int) -> None:
-        service.rules.numerator.fill_(parts)
+    def apply(moved: Moved) -> None:
+        if moved not in on_device:
+            on_device[moved] = torch.tensor(moved, dtype=table.dtype, device=table.device)
+        table.copy_(on_device[moved])
 
-    return ShareControl(share_numerator(FIRST_SHARE), apply)
+    seeks = settings.pcie_frac == SETTINGS["pcie_frac"].auto
+    first = FIRST_SHARE if seeks else settings.pcie_frac
+    return ShareControl(share_numerator(first), len(table), apply, seeks)
+
+
+def _variant_for(
+    own: Settings,
+    network: GpuNetwork,
+    service: DeviceService,
+    share: ShareControl | None,
+    wanted: Settings,
+) -> DeviceVariant:
+    """The windows of other settings on this engine, whose own are ``own``. SettingError for a PCIe
+    share when no expert in RAM is within the GPU's reach."""
+    variant = device_variant(wanted, network, service)[0]
+    if wanted.pcie_frac == own.pcie_frac:
+        return variant
+    if share is None:
+        raise SettingError(
+            "pcie-frac: no expert in RAM is within the GPU's reach here; load the model without "
+            "--pcie-frac 0, and with experts in RAM"
+        )
+    sought = wanted.pcie_frac == SETTINGS["pcie_frac"].auto
+    return replace(variant, share=SOUGHT if sought else share_numerator(wanted.pcie_frac))
 
 
 def _ngram_rows(plan: CheckpointPlan, roles: object) -> dict[int, NgramRows]:

@@ -142,7 +142,7 @@ class DeviceService:
         """(version of the tier, answer of ``all_resident`` for it)"""
         self._server: Server | None = None
         self.rules = PlanRules(
-            torch.zeros(1, dtype=torch.int32, device=device),
+            torch.zeros(handshake.n_rows, dtype=torch.int32, device=device),
             torch.full((n_layers,), -1.0, device=device),
             torch.zeros(1, dtype=torch.int32, device=device),
         )

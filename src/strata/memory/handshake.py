@@ -92,6 +92,7 @@ class Handshake:
 
     def __init__(self, area: Area, d_model: int, n_tokens: int, n_rows: int) -> None:
         self._area = area
+        self.n_rows = n_rows
         at = _offsets(d_model, n_tokens, n_rows)
         numbers = area.host.numpy()
         self.words: npt.NDArray[np.uint32] = numbers[: at[1]].view(np.uint32)

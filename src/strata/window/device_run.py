@@ -11,13 +11,15 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from strata.core.settings import Settings
 from strata.core.types import Place
 from strata.experts.device_service import DeviceService
-from strata.experts.share_control import ShareControl
+from strata.experts.pcie_share import missed_experts
+from strata.experts.share_control import SOUGHT, ShareControl
 from strata.kernels.words.triton import ring, wait
 from strata.memory.handshake import DEVICE_LIMIT_NS, ERROR, RING, ROWS, ROWS_LATE
 from strata.models.gpu.frame import DeviceState, GpuFrame
@@ -52,6 +54,8 @@ class DeviceVariant:
     share_rests: bool = False
     """The PCIe share stays at its first value: what the link takes is not late, so a share found
     while windows run would change the output."""
+    share: int | None = None
+    """PCIe share in 256ths, SOUGHT (while windows run), or None: as the engine's settings say."""
     tail_rank: int = 0
     """A missed expert held at this rank or behind by every token is skipped; 0: none."""
     last: tuple[Callable[[Program, GpuFrame], Program], ...] = ()
@@ -209,18 +213,30 @@ class DeviceRunner:
         staged.fill(self.state.front_of_all, frame.start, self.state.tokens, frame.tokens)
         self.service.refresh()
         self._set_rules(recorded.variant, frame.T)
-        share = self.share if recorded.host else None
-        if share is not None and recorded.variant.share_rests:
-            share.rest()
-            share = None
-        if share is not None:
-            share.before(frame.T)
+        seeking = self._share_out(recorded)
         began = time.perf_counter()
         self._launch(recorded)
-        if share is not None:
-            share.after(frame.T, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        if seeking is not None:
+            missed = partial(missed_experts, staged.expert_LR, staged.place_LR)
+            seeking.after(frame.T, seconds, missed)
         if self.network.n_active:
             self.service.note(staged.expert_LR, staged.place_LR)
+
+    def _share_out(self, recorded: DeviceWindow) -> ShareControl | None:
+        """Set what of a window's missed experts the link takes; returns who learns by its time."""
+        share, variant = self.share, recorded.variant
+        if share is None or not recorded.host:
+            return None
+        sought = variant.share == SOUGHT or (variant.share is None and share.seeks)
+        if sought and not variant.share_rests:
+            share.before(recorded.frame.T)
+            return share
+        if variant.share is None or sought:
+            share.rest()
+        else:
+            share.fix(variant.share)
+        return None
 
     def _set_rules(self, variant: DeviceVariant, n_tokens: int) -> None:
         """The plan's scalars as the variant wants them; touched only when they change."""

@@ -4,8 +4,8 @@
 Equal to ``make_plan`` with these rules, in this order; each moves distinct experts:
     tail skip   missed experts that every row of theirs holds at rank >= tail_rank are SKIPPED
                 (tail_rank <= 0: none)
-    PCIe share  of the n still missed, the last ``n * numerator >> 8`` in order of first appearance
-                are PCIE where host_addr is not 0 (experts/pcie_share)
+    PCIe share  of the n still missed, the last moved[n - 1] in order of first appearance are PCIE
+                where host_addr is not 0 (experts/pcie_share)
     late        CPU experts none of whose rows has a share of at least ``below`` of its token's
                 weights are CPU_LATE (experts/late; negative: none, infinity: all)
 One program compares all rows with all rows. The scalars lie in device memory, so a recording
@@ -66,9 +66,10 @@ class CpuGroups:
 
 @dataclass(frozen=True)
 class PlanRules:
-    """Device scalars: numerator int32 [1] (0..256), below f32 [1], tail_rank int32 [1]."""
+    """Device numbers: moved int32, at least [R] (n - 1: of n missed experts), below f32 [1],
+    tail_rank int32 [1]."""
 
-    numerator: torch.Tensor
+    moved: torch.Tensor
     below: torch.Tensor
     tail_rank: torch.Tensor
 
@@ -91,8 +92,13 @@ def _count(flag):
 
 
 @triton.jit
-def _places(same, lead, is_lead, rank, share, expert, ok, vram, host, numerator, below, tail):
+def _places(
+    same, lead, is_lead, rank, share, expert, ok, vram, host, moved, below, tail, i,
+    R: tl.constexpr,
+):  # fmt: skip
     """Place of each row; rows of one expert have one."""
+    # as a whole, so that it does not wait for the number of missed experts
+    moved_of = tl.load(moved + i, mask=i < R, other=0)
     fast = tl.load(vram + expert, mask=ok, other=0) != 0
     readable = tl.load(host + expert, mask=ok, other=0) != 0
     tail_rank = tl.load(tail)
@@ -100,7 +106,7 @@ def _places(same, lead, is_lead, rank, share, expert, ok, vram, host, numerator,
     missed = ok & (fast == 0) & kept
     missed_lead = missed & is_lead
     n_missed = _count(missed_lead)
-    n_moved = (n_missed * tl.load(numerator)) >> 8
+    n_moved = tl.sum(tl.where(i + 1 == n_missed, moved_of, 0), axis=0)
     before = _number_before(lead, missed_lead)
     pcie = missed & readable & (before >= n_missed - n_moved)
     threshold = tl.where(ok, tl.load(below), 0.0)
@@ -122,7 +128,7 @@ def _store_starts(start, group, entry, is_lead, n_groups, n_rows, i, R: tl.const
 @triton.jit
 def planned(
     expert, weight, T: tl.constexpr, T2: tl.constexpr, K: tl.constexpr, K2: tl.constexpr,
-    vram, host, numerator, below, tail, place_out, g_addr, g_start, g_row, g_token, g_count,
+    vram, host, moved, below, tail, place_out, g_addr, g_start, g_row, g_token, g_count,
     c_expert, c_start, c_row, c_token, c_counts,
 ):  # fmt: skip
     """Plan of expert and weight [T2, K2]."""
@@ -142,7 +148,7 @@ def planned(
     lead = tl.min(tl.where(same, i[None, :], N), axis=1)
     is_lead = ok & (lead == i)
     place = _places(
-        same, lead, is_lead, rank, share, expert, ok, vram, host, numerator, below, tail
+        same, lead, is_lead, rank, share, expert, ok, vram, host, moved, below, tail, i, R
     )
     tl.store(place_out + row, place.to(tl.int8), mask=ok)
 
@@ -178,7 +184,7 @@ def planned(
 
 @triton.jit
 def plan_kernel(
-    expert, weight, vram, host, numerator, below, tail, place, g_addr, g_start, g_row, g_token,
+    expert, weight, vram, host, moved, below, tail, place, g_addr, g_start, g_row, g_token,
     g_count, c_expert, c_start, c_row, c_token, c_counts,
     T: tl.constexpr, T2: tl.constexpr, K: tl.constexpr, K2: tl.constexpr,
 ):  # fmt: skip
@@ -189,14 +195,14 @@ def plan_kernel(
     e = tl.load(expert + t * K + k, mask=ok, other=0)
     w = tl.load(weight + t * K + k, mask=ok, other=0.0)
     planned(
-        e, w, T, T2, K, K2, vram, host, numerator, below, tail, place, g_addr, g_start, g_row,
+        e, w, T, T2, K, K2, vram, host, moved, below, tail, place, g_addr, g_start, g_row,
         g_token, g_count, c_expert, c_start, c_row, c_token, c_counts,
     )  # fmt: skip
 
 
 @triton.jit
 def route_plan_kernel(
-    logits, bias, correction, expert, weight, vram, host, numerator, below, tail, place, g_addr,
+    logits, bias, correction, expert, weight, vram, host, moved, below, tail, place, g_addr,
     g_start, g_row, g_token, g_count, c_expert, c_start, c_row, c_token, c_counts, STRIDE,
     T: tl.constexpr, T2: tl.constexpr, E: tl.constexpr, E2: tl.constexpr, K: tl.constexpr,
     K2: tl.constexpr, SCORING: tl.constexpr, NORMALIZE: tl.constexpr, SCALE: tl.constexpr,
@@ -213,7 +219,7 @@ def route_plan_kernel(
     tl.store(expert + t * K + k, e, mask=ok)
     tl.store(weight + t * K + k, w, mask=ok)
     planned(
-        e, w, T, T2, K, K2, vram, host, numerator, below, tail, place, g_addr, g_start, g_row,
+        e, w, T, T2, K, K2, vram, host, moved, below, tail, place, g_addr, g_start, g_row,
         g_token, g_count, c_expert, c_start, c_row, c_token, c_counts,
     )  # fmt: skip
 
@@ -251,7 +257,7 @@ def make_plan(
     """
     n_tokens = len(expert_R) // n_active
     plan_kernel[(1,)](
-        expert_R, weight_R, vram_addr_E, host_addr_E, rules.numerator, rules.below,
+        expert_R, weight_R, vram_addr_E, host_addr_E, rules.moved, rules.below,
         rules.tail_rank, **_outputs(place_R, gpu, cpu), T=n_tokens,
         T2=triton.next_power_of_2(n_tokens), K=n_active, K2=triton.next_power_of_2(n_active),
         num_warps=_warps(n_tokens, n_active), **EXACT,
@@ -276,7 +282,7 @@ def route_and_plan(
     args = router_args(logits_TE, n_active=n_active, **rule)  # type: ignore[arg-type]
     route_plan_kernel[(1,)](
         expert=expert_R, weight=weight_R, vram=vram_addr_E, host=host_addr_E,
-        numerator=rules.numerator, below=rules.below, tail=rules.tail_rank,
+        moved=rules.moved, below=rules.below, tail=rules.tail_rank,
         **_outputs(place_R, gpu, cpu), **args, num_warps=_warps(len(logits_TE), n_active),
         **EXACT,
     )  # fmt: skip
