@@ -29,6 +29,22 @@ def test_c45_asked_for_all_got_some() -> None:
         assert exact["strata"]["answers"][0]["mode"] == "exact"
 
 
+def test_each_answer_says_where_its_time_went() -> None:
+    """--decode-timing gives a line for each answer (its help); a mode names all that changes the
+    output; Anthropic's route takes ``overlap`` as the others do."""
+    lossy = {"defer_cpu": "1", "route_tail_skip": 7, "decode_timing": True}
+    with running(None, None, model=str(MODEL), **lossy, **ENGINE) as server:
+        (own,) = server.chat("What does ls do?", max_tokens=3)["strata"]["answers"]
+        assert own["mode"] == "skip-7+defer-1"
+        (line,) = own["notes"]
+        assert line.startswith("decode timing: ") and server.status["last"]["notes"] == [line]
+        body = {"max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}
+        told = server.post("/v1/messages", {**body, "overlap": "exact"})
+        assert told.status_code == 200 and server.status["last"]["mode"] == "exact"
+        told = server.post("/v1/messages", {**body, "overlap": "most"})
+        assert told.status_code == 400 and "overlap" in told.text
+
+
 def test_features_are_read_from_the_report() -> None:
     report = [
         "models: x, 3 layers",

@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from strata.core.settings import Settings
-from strata.engine.variants import require_defer_layers
+from strata.engine.variants import deferral_lines, require_defer_layers, tail_skip_lines
 from strata.experts.device_service import DeviceService
 from strata.models.gpu.network import GpuNetwork
-from strata.models.spec import MoeSpec
 from strata.window.device_defer import DeviceDefer
 from strata.window.device_repair import DeviceRepair
 from strata.window.device_run import DeviceVariant
-from strata.window.late_layers import Mode, never_late
+from strata.window.late_layers import Mode
 
 
 @dataclass(frozen=True)
@@ -79,16 +78,6 @@ def _add_repair(
     return replace(variant, transforms=(*variant.transforms, repair))
 
 
-def _deferral_lines(settings: Settings, network: GpuNetwork) -> list[str]:
-    spec = network.spec
-    n_moe = sum(isinstance(layer.ffn, MoeSpec) for layer in spec.layers)
-    return [
-        f"strata verify: STRATA_VERIFY_DEFER_CPU={settings.defer_cpu} (changes the output): "
-        f"rows of {len(require_defer_layers(settings, spec))} of {n_moe} expert layers may be "
-        f"late; never layer {never_late(spec)}"
-    ]
-
-
 def _add_tail_skip(
     variant: DeviceVariant, settings: Settings, network: GpuNetwork, service: DeviceService
 ) -> DeviceVariant:
@@ -96,13 +85,20 @@ def _add_tail_skip(
     return replace(variant, name=f"tail-{rank}", tail_rank=rank)
 
 
+def _skip_lines(settings: Settings, network: GpuNetwork) -> Sequence[str]:
+    off = settings.route_tail_skip >= network.n_active  # said by the settings' report
+    return () if off else tail_skip_lines(settings, network.n_active)
+
+
 DEVICE_FEATURES: tuple[DeviceFeature, ...] = (
     DeviceFeature(
         lambda settings, network: settings.route_tail_skip > 0,
         _add_tail_skip,
-        lambda settings, network: (),
+        _skip_lines,
     ),
-    DeviceFeature(_deferring, _add_deferral, _deferral_lines),
+    DeviceFeature(
+        _deferring, _add_deferral, lambda settings, network: deferral_lines(settings, network.spec)
+    ),
     DeviceFeature(
         lambda settings, network: settings.defer_cpu == "repair" and _deferring(settings, network),
         _add_repair,

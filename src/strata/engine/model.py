@@ -142,6 +142,11 @@ class Model(Closing):
         lines = self.engine.service.counters.lines()
         return lines if self.meter is None else [*lines, *self.meter.lines()]
 
+    def notes(self) -> list[str]:
+        """--decode-timing, --verify-profile, --adapt-swaps: lines about the windows since they were
+        asked for last, as a report that is printed ends with."""
+        return self._notes()
+
     def read_again(self) -> None:
         """--quality-reread: read the last answer once more exactly, now; nothing without it."""
         while self.meter is not None and self.meter.idle():

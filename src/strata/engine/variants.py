@@ -15,7 +15,7 @@ from strata.experts.late import late_rule
 from strata.experts.service import ExpertService
 from strata.experts.tail_skip import tail_rule
 from strata.models.network import MoeFfn, Network
-from strata.models.spec import ModelSpec
+from strata.models.spec import ModelSpec, MoeSpec
 from strata.window.defer import Defer, late_buffers
 from strata.window.event_ring import EventRing
 from strata.window.late_layers import Mode, deferrable_layers, never_late
@@ -105,11 +105,16 @@ def _add_deferral(
     defer = Defer(network, service, layers, mode, split=below is not None)
     return replace(
         variant,
-        name=f"defer-{mode}",
+        name=_joined(variant, f"defer-{mode}"),
         transforms=(*variant.transforms, defer),
         rules=(*variant.rules, late_rule(layers, below)),
         buffers={**variant.buffers, **late_buffers(network)},
     )
+
+
+def _joined(variant: Variant, name: str) -> str:
+    """Both names where something else changes the output already."""
+    return name if variant.name == PLAIN.name else f"{variant.name}+{name}"
 
 
 def _add_repair(
@@ -118,18 +123,19 @@ def _add_repair(
     repair = Repair(network, service, defer_layers(settings, network))
     return replace(
         variant,
-        name="repair",
+        name=variant.name.replace("defer-1", "repair"),
         transforms=(*variant.transforms, repair),
         buffers={**variant.buffers, **repair_buffers(network)},
     )
 
 
-def _deferral_lines(settings: Settings, network: Network) -> list[str]:
-    n_moe = sum(isinstance(ffn, MoeFfn) for ffn in network.ffns)
+def deferral_lines(settings: Settings, spec: ModelSpec) -> list[str]:
+    """What is said at start about late rows."""
+    n_moe = sum(isinstance(layer.ffn, MoeSpec) for layer in spec.layers)
     return [
         f"strata verify: STRATA_VERIFY_DEFER_CPU={settings.defer_cpu} (changes the output): "
-        f"rows of {len(defer_layers(settings, network))} of {n_moe} expert layers may be late; "
-        f"never layer {never_late(network.spec)}"
+        f"rows of {len(require_defer_layers(settings, spec))} of {n_moe} expert layers may be "
+        f"late; never layer {never_late(spec)}"
     ]
 
 
@@ -148,11 +154,12 @@ def _add_tail_skip(
     return replace(variant, name=f"skip-{rank}", rules=(*variant.rules, tail_rule(rank)))
 
 
-def _tail_skip_lines(settings: Settings, network: Network) -> list[str]:
+def tail_skip_lines(settings: Settings, n_active: int) -> list[str]:
+    """What is said at start about skipped experts; n_active: experts of a token."""
     rank = settings.route_tail_skip
     return [
         f"STRATA_ROUTE_TAIL_SKIP={rank} is ON (changes the output): missed experts that every "
-        f"token of a window holds at rank {rank} to {network.n_active - 1} are not computed; "
+        f"token of a window holds at rank {rank} to {n_active - 1} are not computed; "
         f"prompts are read whole"
     ]
 
@@ -164,14 +171,14 @@ FEATURES: tuple[Feature, ...] = (
         lambda settings: settings.route_tail_skip > 0,
         _why_no_tail_skip,
         _add_tail_skip,
-        _tail_skip_lines,
+        lambda settings, network: tail_skip_lines(settings, network.n_active),
     ),
     Feature(
         "defer_cpu",
         lambda settings: settings.defer_cpu != "0",
         _why_no_deferral,
         _add_deferral,
-        _deferral_lines,
+        lambda settings, network: deferral_lines(settings, network.spec),
     ),
     Feature(
         "defer_cpu",

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from strata.core.errors import InputError
 from strata.serve.blocks import Block, Blocks
-from strata.serve.bodies import Body, Count, leftovers
+from strata.serve.bodies import Body, Count, Overlap, leftovers
 from strata.serve.chat import ChatRequest, chat_ask
 from strata.serve.errors import ApiError, bad_request
 from strata.serve.forms import response_form
@@ -64,6 +64,7 @@ class MessagesBody(CountBody):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
+    overlap: Overlap | None = None
 
 
 def router(server: Server) -> APIRouter:
@@ -81,6 +82,7 @@ def router(server: Server) -> APIRouter:
             "top_k": body.top_k,
             "stop": body.stop_sequences or None,
             "max_tokens": body.max_tokens,
+            "overlap": body.overlap,
         }
         generation = server.begin(await chat_ask(server, chat))
         answer = MessagesAnswer(server, generation)

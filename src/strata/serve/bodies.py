@@ -43,6 +43,10 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: Literal[False] | None = None
 
 
+Overlap = Literal["auto", "exact", "balanced", "fast"]
+"""How a request's windows use late CPU rows; docs/SERVER.md."""
+
+
 class Sampled(Body):
     """What the OpenAI routes share."""
 
@@ -55,7 +59,7 @@ class Sampled(Body):
     frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
     seed: Seed | None = None
-    overlap: Literal["auto", "exact", "balanced", "fast"] | None = None
+    overlap: Overlap | None = None
     stream: bool | None = False
 
     def sampling(self) -> dict[str, Any]:

@@ -68,7 +68,11 @@ class ModelBackend:
         """Answer one request."""
         model = self.model
         decoder = self._decoder(request)
-        return answer(model.session, self._tokenizer, decoder, model.settings, request, control)
+        finish, report = answer(
+            model.session, self._tokenizer, decoder, model.settings, request, control
+        )
+        notes = model.notes()
+        return finish, {**report, "notes": notes} if notes else report
 
     def counters(self) -> dict[str, Any]:
         """Rows by layer and place since the start, memory, and what is parked."""

@@ -86,6 +86,8 @@ class Server:
                 end.error or end.finish,
                 time.monotonic() - job.created,
             )
+            for line in report.get("notes", ()):
+                LOG.info("%s %d: %s", job.kind, job.request.id, line)
 
     def require_ready(self) -> None:
         """503 with the phase while there is no engine."""
