@@ -233,6 +233,7 @@ ENGINE_ROWS = (
     Row("pack", "folder/packed", files_in("packed"), len, refused=PLACED),
     Row("experts_on_disk", True, plan_line("page cache"), len, refused=PLACED),
     Row("pcie_frac", 0.5, off=everywhere("there is no GPU")),
+    Row("wait", "memop", off=everywhere("there is no GPU")),
     Row("adapt_swaps", 2, resident_after, beside={"expert_cache": 4},
         refused=PLACED),
     Row("adapt_swaps", 2, off=everywhere("the expert cache has no slot"), kinds=ROUTED),
@@ -405,7 +406,7 @@ def test_every_setting_has_a_row(name: str) -> None:
     """A new setting needs one; and a row that shows its effect, or it could be off everywhere."""
     rows = [row for row in ROWS if row.setting == name]
     assert rows, "add a row: how is its effect seen, where is it off, what is refused?"
-    about_gpus = {"device", "numerics", "short_read", "prompt_cpu", "pcie_frac", "vram_gb"}
+    about_gpus = {"device", "numerics", "short_read", "prompt_cpu", "pcie_frac", "vram_gb", "wait"}
     by_contradiction = {"draft", "quality_budget", "profile_dir"}
     if name not in about_gpus | by_contradiction:
         assert any(row.look is not None for row in rows)

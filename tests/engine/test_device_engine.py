@@ -249,7 +249,11 @@ def test_deferral_is_the_cpu_engines(below: float) -> None:
 
 @gpu
 @needs_gpu
-@pytest.mark.parametrize("settings", [{}, {"defer_cpu": "1"}, {"defer_cpu": "check"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"wait": "memop"}, {"defer_cpu": "1"}, {"defer_cpu": "1", "wait": "memop"},
+     {"defer_cpu": "check"}],
+)  # fmt: skip
 def test_a_slow_host_changes_no_bit(settings: dict[str, object]) -> None:
     """Delays of 0 to 50 ms in random layers, through the Python workers; expectation: no delay."""
     path, tokens = FIXTURES / "qwen4_exp" / "bf16.gguf", tokens_of("qwen4_exp", 12)

@@ -112,6 +112,11 @@ class Settings(ServeSettings):
         "Share of a layer's missed experts that the GPU reads from RAM over PCIe, while the CPU "
         "computes the others; auto finds the quickest while running. Results are equal.",
         auto=-1.0)
+    wait: str = choice(
+        "spin", ("spin", "memop"),
+        "How the GPU waits for the CPU's rows: spin polls from a program of one warp; memop is a "
+        "memory operation of the stream, which takes no room on the GPU and is slower by some "
+        "microseconds a layer. Results are equal.")
     adapt_swaps: int = integer(
         0, 0, 4096,
         "Most cached experts exchanged at a time by use, between windows; 0 keeps the cache as it "

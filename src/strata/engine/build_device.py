@@ -117,7 +117,8 @@ def assemble(
     variant, variant_lines = device_variant(settings, network, service)
     reader = _reader(settings, network, service, state, store, tier) if staged else None
     least = _short_read(settings, plan)
-    runner = DeviceRunner(network, service, state, variant, share, reader, least)
+    by_stream = settings.wait == "memop"
+    runner = DeviceRunner(network, service, state, variant, share, reader, least, by_stream)
     runner.variant_for = partial(_variant_for, settings, network, service, share)
     pools = _Pools(settings, store, tier, service, pool, compiled)
     runner.use_workers = pools.use

@@ -155,6 +155,7 @@ def _by_another_setting(s: Settings) -> Reasons:
 def _by_device(s: Settings) -> Reasons:
     if s.device == "cpu":
         yield ("pcie_frac",), "there is no GPU to read experts over PCIe"
+        yield ("wait",), "there is no GPU that waits"
         yield ("short_read",), "the CPU computes chunks and windows alike"
         yield ("prompt_cpu",), "the CPU computes all of every prompt"
         return
@@ -171,14 +172,14 @@ def _by_device(s: Settings) -> Reasons:
 
 def _by_experts(s: Settings, spec: ModelSpec, n_pairs: int, n_resident: int) -> Reasons:
     if n_pairs == 0:
-        yield ("pcie_frac", "prompt_cpu"), "this model has no routed experts"
+        yield ("pcie_frac", "prompt_cpu", "wait"), "this model has no routed experts"
         return
     if n_resident == 0:
         yield ("expert_profile",), "expert-cache is 0, so nothing is placed by it"
         yield ADAPTING, "the expert cache has no slot"
     if n_resident == n_pairs:
         why = "every expert is in the fast tier, none is missed"
-        yield ("pcie_frac", "prompt_cpu", "route_tail_skip"), why
+        yield ("pcie_frac", "prompt_cpu", "route_tail_skip", "wait"), why
         yield ADAPTING, "the expert cache holds every expert"
     n_active = max(x.ffn.n_active for x in spec.layers if isinstance(x.ffn, MoeSpec))
     if s.route_tail_skip >= n_active:

@@ -20,6 +20,7 @@ from strata.core.types import Place
 from strata.experts.device_service import DeviceService
 from strata.experts.pcie_share import missed_experts
 from strata.experts.share_control import SOUGHT, ShareControl
+from strata.kernels.words import memop
 from strata.kernels.words.triton import ring, wait
 from strata.memory.handshake import DEVICE_LIMIT_NS, ERROR, RING, ROWS, ROWS_LATE
 from strata.models.gpu.frame import DeviceState, GpuFrame
@@ -99,7 +100,9 @@ class DeviceRunner:
         share: ShareControl | None = None,
         reader: PromptReader | None = None,
         short_read: int = 0,
+        stream_waits: bool = False,
     ) -> None:
+        """stream_waits: by memory operations of the stream, not by a program that polls."""
         self.network, self.service, self.state = network, service, state
         self.variant = variant or PLAIN
         self.overlaps = {"exact": PLAIN}
@@ -110,6 +113,7 @@ class DeviceRunner:
         """Lets another number of workers answer rings, for comparisons."""
         self.share = share
         self._reader, self._short_read = reader, short_read
+        self._stream_waits = stream_waits
         self._rules: tuple[object, int] = (None, 0)
         self._compiled = network.device.type == "cuda"
         self._windows: dict[tuple[str, int, bool], DeviceWindow] = {}
@@ -291,7 +295,10 @@ class DeviceRunner:
             late = place is Place.CPU_LATE
             count = made.late if late else made.on_time
             which = word[ROWS_LATE if late else ROWS]
-            wait(which, layer + 1, DEVICE_LIMIT_NS, word[ERROR], count)
+            if self._stream_waits:
+                memop.wait(which, layer + 1, count)
+            else:
+                wait(which, layer + 1, DEVICE_LIMIT_NS, word[ERROR], count)
 
         return Meeting(lambda layer: ring(word[RING], layer + 1, made.any_host), wait_for)
 

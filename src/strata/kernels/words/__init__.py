@@ -7,9 +7,9 @@ stream is idle; afterwards each only grows until the next window.
     then word = value
     wait(word, value)      device: hold the stream until word >= value (the host has raised it), in
     bounded time
-RELEASED (all ones) ends every wait; what follows is void and the error word says so. Atomics on
-host memory are never
-used. The references below are the same operations on a NumPy view, for the host side and for tests.
+RELEASED (the largest signed number) ends every wait; what follows is void and the error word says
+so. Atomics on host memory are never used. The references below are the same operations on a NumPy
+view, for the host side and for tests.
 """
 
 from strata.kernels.words.ref import (

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 WORD_BYTES = 64
-RELEASED = 0xFFFFFFFF
+RELEASED = 0x7FFFFFFF
 
 
 def raise_word(words: npt.NDArray[np.uint32], index: int, value: int) -> None:
