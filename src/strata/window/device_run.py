@@ -20,7 +20,7 @@ from strata.core.types import Place
 from strata.experts.device_service import DeviceService
 from strata.experts.pcie_share import missed_experts
 from strata.experts.share_control import SOUGHT, ShareControl
-from strata.kernels.words import memop
+from strata.kernels.words import triton_memop as memop
 from strata.kernels.words.triton import ring, wait
 from strata.memory.handshake import DEVICE_LIMIT_NS, ERROR, RING, ROWS, ROWS_LATE
 from strata.models.gpu.frame import DeviceState, GpuFrame
