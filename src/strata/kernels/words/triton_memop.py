@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators
 """``--wait memop``: the stream itself waits for the host's word, and no program polls.
 
 A memory operation has no condition: where a layer leaves the host nothing to do, the device raises
@@ -23,7 +22,7 @@ _AT_LEAST = 0
 
 
 @triton.jit
-def _nothing_kernel(word: tl.int64, value: tl.int32, count):
+def _nothing_kernel(word: tl.int64, value: tl.int32, count) -> None:
     # a word that was released stays as it is
     raised = tl.load(word.to(tl.pointer_type(tl.int32)), volatile=True) >= value
     if (tl.load(count) == 0) & (not raised):
