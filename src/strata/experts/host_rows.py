@@ -10,7 +10,7 @@ as a word says that they are there. What follows may be enqueued before the pool
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -49,6 +49,10 @@ class HostTimes:
 
     seconds: list[float] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+
+
+def _nothing() -> None:
+    pass
 
 
 class HostRows:
@@ -99,9 +103,11 @@ class HostRows:
         self._began = time.perf_counter()
         return np.diff(self._ints["start"].numpy())
 
-    def start(self, layer: int, host_E: npt.NDArray[np.bool_]) -> torch.Tensor:
+    def start(
+        self, layer: int, host_E: npt.NDArray[np.bool_], meanwhile: Callable[[], None] = _nothing
+    ) -> torch.Tensor:
         """Let the pool begin with these experts; they are returned as int32 [E] in memory that the
-        device reads."""
+        device reads. meanwhile: called when the pool has enough for a while."""
         groups = self._groups(layer, host_E)
         self.times.rows.append(groups.n_rows)
         if len(self._out) < groups.n_rows:
@@ -110,8 +116,13 @@ class HostRows:
         worker = self._service.workers[Place.CPU]
         self._pending = layer
         self._turn += 1
-        for part in batches(groups):
+        parts = list(batches(groups))
+        for i, part in enumerate(parts):
+            if i == len(parts) - 1:
+                meanwhile()
             worker.begin(layer, part, self._x[:n_tokens], self._out)
+        if not parts:
+            meanwhile()
         taken = self._number("taken", len(host_E))
         taken.copy_(torch.from_numpy(host_E))
         return taken

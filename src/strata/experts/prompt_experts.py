@@ -123,9 +123,8 @@ class PromptExperts:
         count_E = self.host.counts()
         missing_E, open_E = self.stream.missing(layer), self.stream.open_LE[layer]
         host_E = self.policy.pick(count_E, missing_E, open_E)
-        taken_E = self.host.start(layer, host_E)
         brought_E = open_E & ~host_E & (count_E > 0)
-        self.stream.bring(layer, brought_E)
+        taken_E = self.host.start(layer, host_E, lambda: self.stream.bring(layer, brought_E))
         leave_out(taken_E, self.service.shown(layer)[1])
         self._copied.append(int(brought_E.sum()) + int((missing_E & ~open_E).sum()))
 

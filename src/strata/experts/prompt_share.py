@@ -94,6 +94,7 @@ class PromptShare:
         """Of the missed experts, how many to bring without knowing the routing of the next chunk,
         of so many tokens and read in that way; 1: all, the CPU gets none."""
         self._promised, self._missed = [], missed
+        self._size = size = self._sizes.setdefault((kind, n_tokens.bit_length()), _Size())
         if self.fixed is not None:
             return 1.0 if self.fixed == 0 else AHEAD * (1 - self.fixed)
         if not missed.n_missed:
@@ -101,7 +102,6 @@ class PromptShare:
         if not self._per_expert:
             self._per_expert = [self.time_rows(rows) for rows in ROWS_TRIED]
             self._link = self._link or self.link_bytes_s()
-        self._size = size = self._sizes.setdefault((kind, n_tokens.bit_length()), _Size())
         self._mixer_s = mixer = self._mixer(kind, n_tokens)
         if size.resting:
             size.resting -= 1

@@ -9,6 +9,9 @@ address is 0 (computed elsewhere), are passed over.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -110,7 +113,7 @@ def gate_up_kernel(
 
 @triton.jit
 def _down_entries(
-    E: tl.constexpr, blob, row, entry, last, entry_row, h, factor, rows,
+    E: tl.constexpr, blob, offset, row, entry, last, entry_row, h, factor, rows,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Rows ``row`` of the results of the entries that exist among TOKENS from ``entry`` on."""
@@ -124,7 +127,7 @@ def _down_entries(
     for k0 in tl.range(0, K, COLS, num_stages=STAGES):
         k = k0 + tl.arange(0, COLS)[None, :]
         h_TK = tl.load(at + k, mask=ok[:, None] & (k < K), other=0.0)
-        w_RK = half_values(D, E.tiles_out, blob + E.down_offset, row, k0, COLS)
+        w_RK = half_values(D, E.tiles_out, blob + offset, row, k0, COLS)
         y = tl.dot(h_TK, tl.trans(w_RK), y)
     power = tl.load(factor + h_row, mask=ok, other=0.0)[:, None]
     ok_row = row < E.d_model
@@ -136,10 +139,10 @@ def _down_entries(
 
 @triton.jit
 def down_kernel(
-    addr, start, entry_row, h, factor, rows, E: tl.constexpr,
+    addr, start, entry_row, h, factor, rows, offset, E: tl.constexpr,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Program (p, g): rows p * ROWS and up of down of group g."""
+    """Program (p, g): rows p * ROWS and up of down of group g; offset: down's in the blob."""
     group = tl.program_id(1)
     first = tl.load(start + group)
     end = tl.load(start + group + 1)
@@ -152,9 +155,24 @@ def down_kernel(
             TOKENS,
         ):
             _down_entries(
-                E, blob, row, entry, end - 1, entry_row, h, factor, rows, TOKENS, ROWS, COLS,
-                STAGES,
+                E, blob, offset, row, entry, end - 1, entry_row, h, factor, rows, TOKENS, ROWS,
+                COLS, STAGES,
             )  # fmt: skip
+
+
+@cache
+def _first_half(expert: GpuExpert) -> GpuExpert:
+    """What gate and up need, so that experts that differ in down share a kernel."""
+    return replace(expert, down=expert.gate, down_offset=0, down_bias_offset=-1)
+
+
+@cache
+def _second_half(expert: GpuExpert) -> GpuExpert:
+    """What down needs, wherever it lies."""
+    return replace(
+        expert, gate=expert.down, up=expert.down, gate_offset=0, up_offset=0, down_offset=0,
+        gate_bias_offset=-1, up_bias_offset=-1, activation="silu", swiglu_limit=0.0,
+    )  # fmt: skip
 
 
 def tune_rows(n_rows: int, n_groups: int) -> GemmTuning:
@@ -189,9 +207,15 @@ def expert_rows_many(
     }  # fmt: skip
     table = (groups.addr, groups.start, groups.entry_row)
     gate_up_kernel[(triton.cdiv(expert.d_expert, tuning.rows), n_groups)](
-        *table, groups.entry_token, x.data, x.factor, h_RF, E=expert, **shape
+        *table, groups.entry_token, x.data, x.factor, h_RF, E=_first_half(expert), **shape
     )
     half_rows(h_RF, h_half)
     down_kernel[(triton.cdiv(expert.d_model, tuning.rows), n_groups)](
-        *table, h_half.data, h_half.factor, rows_RD, E=expert, **shape
+        *table,
+        h_half.data,
+        h_half.factor,
+        rows_RD,
+        expert.down_offset,
+        E=_second_half(expert),
+        **shape,
     )
