@@ -8,8 +8,17 @@ import torch
 from strata.kernels.gpu_weight import DTYPE_NAMES, GpuWeight
 from strata.kernels.hyper import coefficients, mix, rank_gate
 from strata.kernels.hyper import triton as gpu
+from strata.kernels.hyper.triton_read import (
+    NARROW,
+    ReadTuning,
+    StreamWeights,
+    can_read,
+    new_turns,
+)
+from strata.kernels.hyper.triton_read import read as read_at_once
 from strata.kernels.quantize import new_quantized
 from strata.kernels.quantize import quantize as quantize_ref
+from strata.kernels.rms_norm.triton import Pending, add_norm
 
 T, C, D, R = 2, 2, 32, 8
 
@@ -99,3 +108,41 @@ def test_a_token_alone_has_the_same_bits(triton_device: torch.device) -> None:
         assert torch.equal(lo_1[0], lo[t])
         assert torch.equal(coeff_1[0], coeff[t])
         assert torch.equal(x_1[0], x[t])
+
+
+@pytest.mark.parametrize("tuning", [NARROW, ReadTuning(4, 32, 16)])
+@pytest.mark.parametrize("head", [False, True])
+def test_one_launch_has_the_bits_of_three(
+    triton_device: torch.device, head: bool, tuning: ReadTuning
+) -> None:
+    """Window sizes alternate, the norm is in the launch or before it: counters are zero again."""
+    r = {name: value.to(triton_device) for name, value in read(torch.bfloat16).items()}
+    down, up = weight(r["down"]), weight(r["up"])
+    inject = None if head else weight(r["inject"])
+    norm = rand(4, C * D).to(triton_device)
+    weights, turns = StreamWeights(norm, down, inject, up, 1e-6), new_turns(triton_device)
+    assert can_read(weights)
+    for step, n in enumerate((1, 3, 1)):
+        streams, out, out_coeff = (
+            rand(10 * step + i, n, *shape).to(triton_device)
+            for i, shape in enumerate(((C, D), (D,), (C,)))
+        )
+        pending = None if step == 1 else Pending(out, out_coeff, norm[:D] if step == 2 else None)
+        found = []
+        for at_once in (False, True):
+            residual = streams.clone()
+            xn, lo, x = (torch.full((n, k), float("nan")).to(triton_device) for k in (C * D, R, D))
+            coeff = None if head else torch.full((n, C), float("nan")).to(triton_device)
+            q = new_quantized(n, D, triton_device)
+            if not at_once or step == 1:
+                add_norm(residual, norm, 1e-6, xn, pending=pending)
+            if at_once:
+                seen = None if step == 1 else residual
+                read_at_once(weights, seen, pending, xn, lo, coeff, x, q, turns, tuning)
+            else:
+                gpu.down(xn, down, inject, C, lo, coeff)
+                gpu.up_mix(lo, up, xn, C, x, q)
+            found.append([v for v in (residual, xn, lo, x, coeff, q.q, q.meta) if v is not None])
+        for three, one in zip(*found, strict=True):
+            assert torch.equal(three, one)
+        assert torch.isfinite(found[1][3]).all() and not turns.any()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from strata.kernels.triton_common import load_words4, load_words4_now
+from strata.kernels.triton_common import load_words4, load_words4_now, opaque_zero
 
 RUN = tl.constexpr(8)
 """Neighbouring columns of one lane."""
@@ -28,13 +28,46 @@ def load_runs(p, rows, N: tl.constexpr, RUNS: tl.constexpr):
     STEPS: tl.constexpr = (N // RUN + RUNS - 1) // RUNS
     steps = ()
     for i in tl.static_range(STEPS):
-        run = tl.minimum(i * RUNS + tl.arange(0, RUNS)[None, :], N // RUN - 1)
-        address = (p + rows.to(tl.int64) * N + run * RUN).to(tl.int64)
+        address = _run_address(p, rows, i, N, RUNS)
         words = load_words4(address)
         if p.dtype.element_ty == tl.float32:
             words = words + load_words4(address + 16)
         steps = steps + (words,)
     return _all_at_once(steps)
+
+
+@triton.jit
+def load_runs_now(p, rows, N: tl.constexpr, RUNS: tl.constexpr):
+    """``load_runs`` whose loads stand where they are called, before any barrier."""
+    STEPS: tl.constexpr = (N // RUN + RUNS - 1) // RUNS
+    steps = ()
+    for i in tl.static_range(STEPS):
+        address = _run_address(p, rows, i, N, RUNS)
+        words = load_words4_now(address)
+        if p.dtype.element_ty == tl.float32:
+            words = words + load_words4_now(address + 16)
+        steps = steps + (words,)
+    return steps
+
+
+@triton.jit
+def words_again(steps, t):
+    """The same words inside a loop over tokens t. Without it the compiler converts them all to
+    floats before the loop, for which there are no registers."""
+    zero = t * opaque_zero()
+    again = ()
+    for i in tl.static_range(len(steps)):
+        words = ()
+        for e in tl.static_range(len(steps[i])):
+            words = words + (steps[i][e] | zero,)
+        again = again + (words,)
+    return again
+
+
+@triton.jit
+def _run_address(p, rows, i, N: tl.constexpr, RUNS: tl.constexpr):
+    run = tl.minimum(i * RUNS + tl.arange(0, RUNS)[None, :], N // RUN - 1)
+    return (p + rows.to(tl.int64) * N + run * RUN).to(tl.int64)
 
 
 @triton.jit

@@ -23,8 +23,8 @@ from strata.kernels.quantize.triton import store_blocks
 from strata.kernels.triton_common import EXACT
 from strata.kernels.triton_floats import load_runs, runs_times, token_runs
 
-_DOWN_ROWS, _DOWN_RUNS = 2, 256
-_UP_COLS, _UP_RUNS = 32, 8
+_DOWN_ROWS, DOWN_RUNS = 2, 256
+_UP_COLS, UP_RUNS = 32, 8
 
 
 @triton.jit
@@ -35,13 +35,11 @@ def _store_rank(y, row, t, lo, coeff, R: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _down_rows(
-    w, w_row, row, xn, lo, coeff, T: tl.constexpr, N: tl.constexpr, R: tl.constexpr,
-    C: tl.constexpr, ROWS: tl.constexpr, RUNS: tl.constexpr,
+def down_product(
+    steps, dtype: tl.constexpr, row, xn, lo, coeff, T: tl.constexpr, N: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows of a matrix times xn; ``row`` counts on through [down; inject]."""
-    dtype: tl.constexpr = w.dtype.element_ty
-    steps = load_runs(w, w_row[:, None], N, RUNS)
+    """ROWS loaded rows times xn of every token; ``row`` counts on through [down; inject]."""
     later = token_runs(xn, N, RUNS)
     for t in tl.static_range(T):
         x_steps = later
@@ -50,6 +48,15 @@ def _down_rows(
         acc = tl.zeros((ROWS, RUNS), tl.float32)
         acc = runs_times(steps, x_steps, N, RUNS, dtype, acc)
         _store_rank(tl.sum(acc, axis=1), row, t, lo, coeff, R, C)
+
+
+@triton.jit
+def _down_rows(
+    w, w_row, row, xn, lo, coeff, T: tl.constexpr, N: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, ROWS: tl.constexpr, RUNS: tl.constexpr,
+):  # fmt: skip
+    steps = load_runs(w, w_row[:, None], N, RUNS)
+    down_product(steps, w.dtype.element_ty, row, xn, lo, coeff, T, N, R, C, ROWS, RUNS)
 
 
 @triton.jit
@@ -88,9 +95,9 @@ def down(
     assert (inject_CN is None) == (coeff_TC is None), "coefficients come from inject"
     rows = rank + (streams if inject_CN is not None else 0)
     down_kernel[(triton.cdiv(rows, _DOWN_ROWS),)](
-        xn_TN, _float_rows(down_RN), _float_rows(inject_CN or down_RN), lo_TR,
+        xn_TN, float_rows(down_RN), float_rows(inject_CN or down_RN), lo_TR,
         lo_TR if coeff_TC is None else coeff_TC, T=n_tokens, N=width, R=rank, C=streams,
-        INJECT=inject_CN is not None, ROWS=_DOWN_ROWS, RUNS=_DOWN_RUNS, num_warps=8,
+        INJECT=inject_CN is not None, ROWS=_DOWN_ROWS, RUNS=DOWN_RUNS, num_warps=8,
         maxnreg=128, **EXACT,  # two programs a multiprocessor, else they take two turns
     )  # fmt: skip
 
@@ -124,24 +131,50 @@ def rank_gate(
 
 
 @triton.jit
+def load_normed(xn, d, ok, D: tl.constexpr, C: tl.constexpr):
+    """Columns d of every stream of one token's normed streams, [C, COLS]."""
+    c = tl.arange(0, C)[:, None]
+    return tl.load(xn + c * D + d[None, :], mask=ok[None, :] & (c < C), other=0.0)
+
+
+@triton.jit
 def _store_mix(
-    gate, xn, x, q, meta, t, d, ok, D: tl.constexpr, C: tl.constexpr, COLS: tl.constexpr,
+    gate, normed, x, q, meta, p, t, d, ok, D: tl.constexpr, C: tl.constexpr, COLS: tl.constexpr,
     SLOTS: tl.constexpr, QUANTIZE: tl.constexpr,
 ):  # fmt: skip
-    """COLS columns of token t from their gates [C, COLS], as floats and as int8."""
-    c = tl.arange(0, C)[:, None]
-    mask = ok[None, :] & (c < C)
-    normed = tl.load(xn + (t * C + c) * D + d[None, :], mask=mask, other=0.0)
+    """Columns d = COLS * p and up of token t from their gates [C, COLS], as floats and as int8."""
     y = tl.sum(sigmoid(gate) * normed, axis=0) / C
     tl.store(x + t * D + d, y, mask=ok)
     if QUANTIZE:
         n: tl.constexpr = COLS // 32
         nb: tl.constexpr = D // 32
-        block = tl.program_id(0) * n + tl.arange(0, n)
+        block = p * n + tl.arange(0, n)
         store_blocks(
             tl.reshape(y, (n, 32)), block, block < nb, q + t * SLOTS * 32, meta + t * SLOTS * 2,
             nb, n,
         )  # fmt: skip
+
+
+@triton.jit
+def up_rows(p, D: tl.constexpr, C: tl.constexpr, COLS: tl.constexpr):
+    """Rows of up, [C * COLS, 1], that columns COLS * p and up of the mix need."""
+    r = tl.arange(0, C * COLS)
+    return ((r // COLS) * D + tl.minimum(p * COLS + r % COLS, D - 1))[:, None]
+
+
+@triton.jit
+def up_token(
+    steps, dtype: tl.constexpr, x_steps, p, t, xn, x, q, meta, D: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, COLS: tl.constexpr, RUNS: tl.constexpr, SLOTS: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+):  # fmt: skip
+    """The loaded rows times lo of token t (its runs), and the mix of columns COLS * p and up."""
+    d = p * COLS + tl.arange(0, COLS)
+    acc = tl.zeros((C * COLS, RUNS), tl.float32)
+    acc = runs_times(steps, x_steps, R, RUNS, dtype, acc)
+    gate = tl.reshape(tl.sum(acc, axis=1), (C, COLS))
+    normed = load_normed(xn + t * C * D, d, d < D, D, C)
+    _store_mix(gate, normed, x, q, meta, p, t, d, d < D, D, C, COLS, SLOTS, QUANTIZE)
 
 
 @triton.jit
@@ -150,21 +183,17 @@ def up_mix_kernel(
     COLS: tl.constexpr, RUNS: tl.constexpr, SLOTS: tl.constexpr, QUANTIZE: tl.constexpr,
 ):  # fmt: skip
     """Program p: columns COLS * p and up of every stream."""
-    ROWS: tl.constexpr = C * COLS
-    dtype: tl.constexpr = up.dtype.element_ty
-    r = tl.arange(0, ROWS)
-    column = tl.minimum(tl.program_id(0) * COLS + r % COLS, D - 1)
-    steps = load_runs(up, ((r // COLS) * D + column)[:, None], R, RUNS)
-    d = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    p = tl.program_id(0)
+    steps = load_runs(up, up_rows(p, D, C, COLS), R, RUNS)
     later = token_runs(lo, R, RUNS)
     for t in tl.static_range(T):
         x_steps = later
         if t + 1 < T:
             later = token_runs(lo + (t + 1) * R, R, RUNS)
-        acc = tl.zeros((ROWS, RUNS), tl.float32)
-        acc = runs_times(steps, x_steps, R, RUNS, dtype, acc)
-        gate = tl.reshape(tl.sum(acc, axis=1), (C, COLS))
-        _store_mix(gate, xn, x, q, meta, t, d, d < D, D, C, COLS, SLOTS, QUANTIZE)
+        up_token(
+            steps, up.dtype.element_ty, x_steps, p, t, xn, x, q, meta, D, R, C, COLS, RUNS, SLOTS,
+            QUANTIZE,
+        )  # fmt: skip
 
 
 def up_mix(
@@ -180,11 +209,11 @@ def up_mix(
     up_NR: float rows [C * D, rank], rank a multiple of 8. streams: a power of two.
     """
     n_tokens, width = xn_TN.shape
-    _check_mix(width, streams, quantized)
+    check_mix(width, streams, quantized)
     assert up_NR.n_cols % 8 == 0, f"a rank of {up_NR.n_cols} is not a multiple of 8"
     up_mix_kernel[(triton.cdiv(width // streams, _UP_COLS),)](
-        lo_TR, _float_rows(up_NR), xn_TN, x_TD, *quantized_args(quantized, x_TD), T=n_tokens,
-        D=width // streams, R=up_NR.n_cols, C=streams, COLS=_UP_COLS, RUNS=_UP_RUNS,
+        lo_TR, float_rows(up_NR), xn_TN, x_TD, *quantized_args(quantized, x_TD), T=n_tokens,
+        D=width // streams, R=up_NR.n_cols, C=streams, COLS=_UP_COLS, RUNS=UP_RUNS,
         SLOTS=quantized_slots(quantized), QUANTIZE=quantized is not None, num_warps=8, **EXACT,
     )  # fmt: skip
 
@@ -197,11 +226,11 @@ def mix_kernel(
     """Program (p, t): COLS columns of token t."""
     t = tl.program_id(1)
     D: tl.constexpr = N // C
-    d = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    c = tl.arange(0, C)[:, None]
-    mask = (d < D)[None, :] & (c < C)
-    g = tl.load(gate + t * N + c * D + d[None, :], mask=mask, other=0.0)
-    _store_mix(g, xn, x, q, meta, t, d, d < D, D, C, COLS, SLOTS, QUANTIZE)
+    p = tl.program_id(0)
+    d = p * COLS + tl.arange(0, COLS)
+    g = load_normed(gate + t * N, d, d < D, D, C)
+    normed = load_normed(xn + t * N, d, d < D, D, C)
+    _store_mix(g, normed, x, q, meta, p, t, d, d < D, D, C, COLS, SLOTS, QUANTIZE)
 
 
 def mix(
@@ -213,7 +242,7 @@ def mix(
 ) -> None:
     """``up_mix`` with the product W_up lo already made: gate f32 [T, C * D]. One launch."""
     n_tokens, width = xn_TN.shape
-    _check_mix(width, streams, quantized)
+    check_mix(width, streams, quantized)
     cols = 128
     mix_kernel[(triton.cdiv(width // streams, cols), n_tokens)](
         gate_TN, xn_TN, x_TD, *quantized_args(quantized, x_TD), N=width, C=streams, COLS=cols,
@@ -221,11 +250,11 @@ def mix(
     )  # fmt: skip
 
 
-def _check_mix(width: int, streams: int, quantized: Quantized | None) -> None:
+def check_mix(width: int, streams: int, quantized: Quantized | None) -> None:
     assert streams & (streams - 1) == 0, f"{streams} streams: a power of two is needed"
     assert quantized is None or width // streams % 32 == 0, "columns are whole blocks of 32"
 
 
-def _float_rows(weight: GpuWeight) -> torch.Tensor:
+def float_rows(weight: GpuWeight) -> torch.Tensor:
     assert not weight.is_tiles and weight.scale == 1.0, "tiles take general products"
     return weight.data

@@ -66,15 +66,13 @@ def _written(
 
 
 @triton.jit
-def add_norm_kernel(
-    residual, out, coeff, bias, late, late_coeff, weight, x, q, meta, eps,
+def norm_stream(
+    residual, out, coeff, bias, late, late_coeff, weight, x, q, meta, eps, t, c,
     D: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, PENDING: tl.constexpr,
     BIAS: tl.constexpr, LATE: tl.constexpr, NORM: tl.constexpr, SLOTS: tl.constexpr,
     QUANTIZE: tl.constexpr,
 ):  # fmt: skip
-    """Program t * C + c."""
-    t = tl.program_id(0) // C
-    c = tl.program_id(0) % C
+    """Stream c of token t."""
     i = tl.arange(0, BLOCK)
     ok = i < D
     row = (t * C + c) * D + i
@@ -96,6 +94,21 @@ def add_norm_kernel(
                 tl.reshape(y, (n, 32)), c * (D // 32) + block, block < D // 32,
                 q + t * SLOTS * 32, meta + t * SLOTS * 2, nb, n,
             )  # fmt: skip
+
+
+@triton.jit
+def add_norm_kernel(
+    residual, out, coeff, bias, late, late_coeff, weight, x, q, meta, eps,
+    D: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, PENDING: tl.constexpr,
+    BIAS: tl.constexpr, LATE: tl.constexpr, NORM: tl.constexpr, SLOTS: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+):  # fmt: skip
+    """Program t * C + c."""
+    norm_stream(
+        residual, out, coeff, bias, late, late_coeff, weight, x, q, meta, eps,
+        tl.program_id(0) // C, tl.program_id(0) % C, D, C, BLOCK, PENDING, BIAS, LATE, NORM,
+        SLOTS, QUANTIZE,
+    )  # fmt: skip
 
 
 def add_norm(

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 
 from strata.kernels.embed.triton import lookup
-from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.hyper.triton import down, mix, rank_gate, up_mix
+from strata.kernels.hyper.triton_read import StreamWeights, can_read, new_turns, read
 from strata.kernels.rms_norm.triton import Pending, add_norm
 from strata.memory.frame import BufferSpec, Frame
 from strata.models.gpu.roles import GpuRoles
@@ -21,6 +21,9 @@ from strata.models.spec import ModelSpec
 Site = Literal["attn", "ffn"]
 INPUT: dict[Site, str] = {"attn": "x", "ffn": "ffn_x"}
 OUTPUT: dict[Site, str] = {"attn": "mixer_out", "ffn": "ffn_out"}
+MOST_AT_ONCE = 0
+"""Most tokens of windows whose reads are one launch each (kernels/hyper/triton_read), not three.
+0: that form has not been measured yet."""
 
 
 class GpuResidual:
@@ -157,13 +160,21 @@ class StreamRead:
         self.norm = roles.vector(prefix + ".norm").flatten()
         self.down, self.up = roles.matrix(prefix + ".down"), roles.matrix(prefix + ".up")
         self.inject = roles.matrix(prefix + ".inject") if inject else None
-        every = [w for w in (self.down, self.up, self.inject) if w is not None]
-        self._fused = all(_plain(w) for w in every) and self.up.n_cols % 8 == 0
+        self._weights = StreamWeights(self.norm, self.down, self.inject, self.up, self._eps)
+        self._fused = can_read(self._weights)
+        self._turns = new_turns(self.norm.device)
 
     def run(
         self, frame: Frame, target: str, coeff_TC: torch.Tensor | None, pending: Pending | None
     ) -> None:
         """Fill the target rows and the coefficients."""
+        if self._fused and len(frame["residual"]) <= MOST_AT_ONCE:
+            normed, low, out = (rows_of(frame, name) for name in ("hc_normed", "hc_low", target))
+            read(
+                self._weights, frame["residual"], pending, normed.x, low.x, coeff_TC, out.x, out.q,
+                self._turns,
+            )  # fmt: skip
+            return
         self._normed(frame, "hc_normed", pending)
         self._mixed(frame, target, "hc_normed", coeff_TC)
 
@@ -210,7 +221,3 @@ class StreamRead:
         rank_gate(product, low.x, coeff_TC, self._streams)
         products((self.up,), low, (frame["hc_gate"],), fresh=False)
         mix(frame["hc_gate"], normed.x, self._streams, out.x, out.q)
-
-
-def _plain(weight: GpuWeight) -> bool:
-    return not weight.is_tiles and weight.scale == 1.0
