@@ -106,6 +106,7 @@ def facts(text: str) -> dict[str, int]:
     count = {
         "flushed": len(re.findall(r"\.ftz", text)),
         "copies_16": len(re.findall(r"cp\.async\.cg\.shared\.global[^;]*, 0x10", text)),
+        "loads_16": len(re.findall(r"ld\.global(\.\w+)*\.v4\.b32", text)),
         "byte_loads": len(re.findall(r"ld\.global(\.\w+)*\.[bu]8", text)),
         "approximate": len(re.findall(r"div\.full|div\.approx|ex2\.approx", text)),
         "dots": len(re.findall(r"dp4a\.s32\.s32", text)),
@@ -119,7 +120,8 @@ def main() -> None:
     texts = {
         "linear": linear_ptx(2),
         "gate_up": gate_up_ptx(iq3, 2, 2),
-        "down": down_ptx(iq3, 1, 1),
+        "down": down_ptx(iq3, 2, 2),
+        "down_registers": down_ptx(iq3, 1, 1),
         "down_float": down_ptx(expert(("BF16",) * 3, "native"), 2, 2),
         "dense": dense_ptx(expert(("Q4_K", "Q4_K", "Q6_K"), "tiles", f=768), 2),
         "combine": combine_ptx(),

@@ -31,6 +31,13 @@ def test_subnormals_and_divisions(facts):
     assert {name for name, f in facts.items() if f["flushed"] or f["approximate"]} == set()
 
 
+def test_weights_through_registers_are_read_wide(facts):
+    """Four words of each of three blocks and the first activations, all by loads of 16 bytes."""
+    found = facts["down_registers"]
+    assert found["copies_16"] == found["byte_loads"] == 0
+    assert found["loads_16"] >= 3 * 4 + 2
+
+
 @pytest.mark.parametrize("name", TILES)
 def test_weights_are_read_wide(facts, name):
     """Code words come by asynchronous copies of 16 bytes; nothing is read byte by byte."""

@@ -108,6 +108,26 @@ def test_tiles_equal_contract(
         same_bits(got[r], expert_rows_contract(shape, blobs[e], x[t : t + 1])[0])
 
 
+@pytest.mark.parametrize(
+    ("types", "experts", "n_tokens"),
+    [(("IQ4_NL", "IQ4_NL", "Q8_0"), [1, 0], 1), (("Q4_1", "Q4_1", "Q5_0"), [0, 0], 2)],
+)
+def test_weights_through_registers(types, experts, n_tokens, triton_device):
+    """Three blocks a segment, the last not everywhere, two and four ahead: the same bits."""
+    rng = np.random.default_rng(9)
+    shape = layout(544, 96, types, layouts=TILES)
+    blobs = blobs_of(shape, 2, rng)
+    x = torch.from_numpy(rng.standard_normal((n_tokens, 544)).astype(np.float32))
+    tunings = (
+        row_tuning(4, 128, 0, n_tokens, True, ahead=2),
+        row_tuning(2, 1024, 0, n_tokens, ahead=4),
+    )
+    got = run(shape, blobs, experts, x, triton_device, tunings)
+    for r, e in enumerate(experts):
+        t = r * n_tokens // len(experts)
+        same_bits(got[r], expert_rows_contract(shape, blobs[e], x[t : t + 1])[0])
+
+
 def test_default_programs(triton_device):
     """The default tunings: several programs a group, rows to spare in the last one."""
     rng = np.random.default_rng(4)

@@ -28,6 +28,7 @@ from strata.kernels.float_product import float_product, load_rows
 from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.quantize.triton import quantize, store_blocks
+from strata.kernels.tile_ahead import tile_products_ahead, twin_products_ahead
 from strata.kernels.tile_product import tile_products, twin_products
 from strata.kernels.triton_common import EXACT, activate, tuple_of
 
@@ -38,7 +39,9 @@ def _products(
 ):
     """N.rows rows of one matrix times every token: a tuple of f32 [N.rows]."""
     ROWS: tl.constexpr = N.rows
-    if IS_TILES:
+    if IS_TILES and N.ahead:
+        y = tile_products_ahead(M, base, first_row, q, meta, ROWS, N.ahead, N.narrow)
+    elif IS_TILES:
         y = tile_products(tuple_of(M), (base,), first_row, q, meta, ROWS, N.stages, N.narrow)
     elif M.contract:
         y = contract_products(M, base, first_row, x, ROWS)
@@ -59,7 +62,9 @@ def _gate_and_up(E: tl.constexpr, N: tl.constexpr, gate, up, lift, first_row, x,
     G: tl.constexpr = E.gate
     U: tl.constexpr = E.up
     ROWS: tl.constexpr = N.rows
-    if E.twins:
+    if E.twins and N.ahead:
+        y = twin_products_ahead(G, gate, lift, first_row, q, meta, ROWS, N.ahead, N.narrow)
+    elif E.twins:
         y = twin_products(G, gate, lift, first_row, q, meta, ROWS, N.stages, N.narrow)
     elif E.tiles_in:
         MS: tl.constexpr = tuple_of(G, U)
@@ -117,6 +122,19 @@ def _store_hidden(
 
 
 @triton.jit
+def _group(addr, start, n_groups, group, T: tl.constexpr):
+    """Number of groups, and blob, first and last entry of this one (if it is one of them)."""
+    # volatile: all are on their way before the first is waited for; plain loads sink below the if
+    n = tl.load(n_groups, volatile=True)
+    blob = tl.load(addr + group, volatile=True)
+    first, last = group, group  # of one token every group has one entry
+    if T > 1:
+        first = tl.load(start + group, volatile=True)
+        last = tl.load(start + group + 1, volatile=True) - 1
+    return n, blob, first, last
+
+
+@triton.jit
 def _inputs(table, entry, last, B: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, x, q, meta):
     """Pointers to the activations of B entries; entries after the last repeat it.
 
@@ -163,13 +181,11 @@ def gate_up_kernel(
 ):  # fmt: skip
     """Program (p, g): rows p * N.rows .. of gate and up of group g, for all its entries."""
     group = tl.program_id(1)
-    if group < tl.load(n_groups):
-        blob = tl.load(addr + group)
-        first = tl.load(start + group)
-        last = tl.load(start + group + 1) - 1
+    n, blob, first, last = _group(addr, start, n_groups, group, T)
+    if group < n:
         BATCH: tl.constexpr = N.batch
         CHUNKS: tl.constexpr = (T + BATCH - 1) // BATCH
-        if first == last:
+        if T == 1 or first == last:
             _gate_up_entries(
                 E, N, 1, SLOTS_X, SLOTS_H, blob, first, last,
                 entry_row, entry_token, x, q, meta, h, h_q, h_meta,
@@ -213,13 +229,11 @@ def down_kernel(
 ):  # fmt: skip
     """Program (p, g): rows p * N.rows .. of down of group g, for all its entries."""
     group = tl.program_id(1)
-    if group < tl.load(n_groups):
-        blob = tl.load(addr + group)
-        first = tl.load(start + group)
-        last = tl.load(start + group + 1) - 1
+    n, blob, first, last = _group(addr, start, n_groups, group, T)
+    if group < n:
         BATCH: tl.constexpr = N.batch
         CHUNKS: tl.constexpr = (T + BATCH - 1) // BATCH
-        if first == last:
+        if T == 1 or first == last:
             _down_entries(E, N, 1, SLOTS, blob, first, last, entry_row, h, h_q, h_meta, rows)
         elif BATCH > 1:
             for c in tl.static_range(CHUNKS):
