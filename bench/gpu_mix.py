@@ -273,10 +273,10 @@ def plan_cases(m: Maker) -> Iterator[Case]:
         place = ints(n_rows, torch.int8)
         addr, start = ints(n_rows, torch.int64), ints(n_rows + 1)
         groups = Groups(addr, start, ints(n_rows), ints(n_rows), ints(1))
-        cpu = plan.CpuGroups(ints(n_rows), ints(n_rows + 1), ints(n_rows), ints(n_rows), ints(4))
+        scratch = plan.new_scratch(EXPERTS, m.device)
         return lambda: plan.route_and_plan(
-            logits, expert, weight, vram, host, rules, place, groups, cpu, n_active=ACTIVE,
-            scoring="softmax", normalize=True,
+            logits, expert, weight, vram, host, rules, place, groups, None, scratch,
+            n_active=ACTIVE, scoring="softmax", normalize=True,
         )  # fmt: skip
 
     yield Case("route", 1, 4 * m.T * EXPERTS, route)

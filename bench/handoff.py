@@ -6,7 +6,7 @@ Windows of a model whose experts all lie in RAM, with no PCIe share. Their rings
 native loop and the real pool, with an expert so small (32 numbers wide) that the workers return at
 once; from their time that of other windows is taken, in turns:
     handoff   the same graph without rings and waits
-    whole     also without the payload that is written for the CPU
+    whole     also without the payload that the plan writes for the CPU
 Bar: handoff <= 10 us a layer.
 """
 
@@ -16,6 +16,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,10 @@ from strata.core.types import Place
 from strata.experts.store import ExpertLayer
 from strata.kernels.expert_rows import ExpertShape, layout
 from strata.native import CpuPool
-from strata.window.program import Program
+from strata.window.program import Program, Step
 
 MODEL = "synthetic:qwen4_exp-125b:IQ3_S:layers=12:experts=32:vocab=4096"
-WITHOUT = {
-    "handoff": ("ring", "wait_cpu"),
-    "whole": ("ring", "wait_cpu", "publish"),
-}
+WITHOUT = ("handoff", "whole")
 TURN = 20
 
 
@@ -108,8 +106,11 @@ class Handoff:
     def measure(self, size: int, turns: int) -> dict[str, Any]:
         """Medians over turns of the differences, per layer with experts."""
         variants = {"full": with_steps(self._usual, "handed over")}
-        for name, steps in WITHOUT.items():
-            variants[name] = with_steps(self._usual, f"without {name}", _Without(steps))
+        runner = self._engine.runner
+        plans = {"handoff": None, "whole": _Plans(runner.network, runner.service)}
+        for name in WITHOUT:
+            without = with_steps(self._usual, f"without {name}", _Without(plans[name]))
+            variants[name] = replace(without, rings_apart=True)
         layers = sum(n > 0 for n in self._n_experts)
         times: dict[str, list[float]] = {name: [] for name in variants}
         for name in variants:
@@ -148,21 +149,38 @@ class Handoff:
 
 
 @dataclass(frozen=True)
-class _Without:
-    """Steps of these names launch nothing."""
+class _Plans:
+    """Plans that write nothing for the host."""
 
-    names: tuple[str, ...]
+    network: Any
+    service: Any
+
+    def of(self, layer: int, frame: Any) -> Callable[[], None]:
+        """The launch of a layer's."""
+        ffn = self.network.ffns[layer]
+        return lambda: self.service.plan(layer, frame.T, ffn.logits(frame), ffn.rule())
+
+
+@dataclass(frozen=True)
+class _Without:
+    """Rings and waits launch nothing; plans: instead of the window's own."""
+
+    plans: _Plans | None
 
     def __call__(self, program: Program, frame: object) -> Program:
         """The program, whose list of steps stays."""
         known = {step.name for step in program.steps}
         # what was joined with another step cannot be left out alone
-        gone = [name for name in self.names if name not in known]
+        gone = {"ring", "wait_cpu", "plan"} - known
         assert not gone, f"the window has no step {', '.join(gone)}: {sorted(known)}"
-        return program.edited(
-            replace(step, launch=_nothing) if step.name in self.names else step
-            for step in program.steps
-        )
+        return program.edited(self._changed(step, frame) for step in program.steps)
+
+    def _changed(self, step: Step, frame: object) -> Step:
+        if step.name in ("ring", "wait_cpu"):
+            return replace(step, launch=_nothing)
+        if step.name == "plan" and self.plans is not None:
+            return replace(step, launch=self.plans.of(step.layer, frame))
+        return step
 
 
 def _nothing() -> None:

@@ -31,7 +31,7 @@ def test_plain_sum(with_shared, triton_device):
 
 
 def test_places(triton_device):
-    """Skipped and late rows are not even read (they hold NaN); CPU rows come from the host's."""
+    """Skipped and late rows do not matter (they hold NaN); CPU rows come from the host's."""
     (rows, weight, _), _ = data(2, 6, 40, triton_device)
     place = torch.tensor([int(p) for p in Place] * 2, dtype=torch.int8)
     on_time = torch.tensor([Place(int(p)) in ON_TIME for p in place])

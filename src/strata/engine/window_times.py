@@ -58,7 +58,7 @@ class Sampling:
         runner = self._runner
         if not self._own:
             plain = replace(runner.overlaps["exact"], name=name, share_rests=True)
-            return replace(plain, last=(*more, wait_at_once, self._times))
+            return replace(plain, rings_apart=True, last=(*more, wait_at_once, self._times))
         plain = build_variant(
             replace(settings, defer_cpu="0", overlap="auto", **_NO_LATE), runner.network,
             runner.service,

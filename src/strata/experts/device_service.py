@@ -31,10 +31,9 @@ from strata.kernels.expert_rows.launch import (
 )
 from strata.kernels.expert_rows.triton import down, gate_up
 from strata.kernels.plan import Groups, Plan
-from strata.kernels.plan.triton import CpuGroups, PlanRules, route_and_plan
+from strata.kernels.plan.triton import ForHost, PlanRules, new_scratch, route_and_plan
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.words import Payload
-from strata.kernels.words.triton_publish import publish
 from strata.memory.handshake import Handshake
 from strata.native import CpuPool
 from strata.native.serve import Server
@@ -97,7 +96,8 @@ class PlanBuffers:
     weight_LR: torch.Tensor
     place_LR: torch.Tensor
     gpu: GpuGroups
-    cpu: CpuGroups
+    counts: torch.Tensor
+    """Of ``ForHost``."""
     on_time: torch.Tensor
     """View of the counts: int32 [1], groups on time."""
     late: torch.Tensor
@@ -146,6 +146,7 @@ class DeviceService:
             torch.full((n_layers,), -1.0, device=device),
             torch.zeros(1, dtype=torch.int32, device=device),
         )
+        self._scratch = new_scratch(self._vram_LE.shape[1], device)
         self.counters = DeviceCounters(n_layers)
         self._buffers: dict[int, PlanBuffers] = {}
         self._last: tuple[npt.NDArray[np.int32], npt.NDArray[np.int8]] | None = None
@@ -167,18 +168,17 @@ class DeviceService:
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=self.device)
 
-        counts = ints(4)
-        cpu = CpuGroups(ints(n_rows), ints(n_rows + 1), ints(n_rows), ints(n_rows), counts)
+        counts = ints(5)
         place = torch.full((n_layers, n_rows), -1, dtype=torch.int8, device=self.device)
         made = PlanBuffers(
             ints(n_layers, n_rows),
             torch.zeros((n_layers, n_rows), device=self.device),
             place,
             new_groups(n_rows, self.device),
-            cpu,
+            counts,
             counts[0:1],
             counts[2:3],
-            ints(1),
+            counts[4:5],
         )
         for expert in self._experts:
             if expert is not None and expert not in made.hidden:
@@ -224,9 +224,19 @@ class DeviceService:
         return resident
 
     def plan(
-        self, layer: int, n_tokens: int, logits_TE: torch.Tensor, rule: dict[str, object]
+        self,
+        layer: int,
+        n_tokens: int,
+        logits_TE: torch.Tensor,
+        rule: dict[str, object],
+        x_TD: torch.Tensor | None = None,
+        word: int | None = None,
     ) -> None:
-        """Route and give every row its place. One launch."""
+        """Route and give every row its place. One launch.
+
+        x_TD: activations for the host, with which the launch writes the layer's payload; word: of
+        the ring, which then follows; None: nothing for the host, and no ring.
+        """
         made, k = self.buffers(n_tokens), self._n_active[layer]
         n_rows, n_experts = n_tokens * k, logits_TE.shape[1]
         route_and_plan(
@@ -238,15 +248,18 @@ class DeviceService:
             replace(self.rules, below=self.rules.below[layer : layer + 1]),
             made.place_LR[layer, :n_rows],
             made.gpu,
-            made.cpu,
+            None if x_TD is None else self._for_host(layer, made, x_TD, word),
+            self._scratch,
             **rule,  # type: ignore[arg-type]
         )
 
-    def publish(self, layer: int, x_TD: torch.Tensor) -> None:
-        """The payload of the layer's ring. One launch."""
-        made, shake = self.buffers(len(x_TD)), self.handshake
-        n_rows = len(x_TD) * max(self._n_active)
-        publish(x_TD, made.cpu, n_rows, made.any_host, shake.x_address, shake.ints_address)
+    def _for_host(
+        self, layer: int, made: PlanBuffers, x_TD: torch.Tensor, word: int | None
+    ) -> ForHost:
+        n_rows, shake = len(x_TD) * max(self._n_active), self.handshake
+        return ForHost(
+            made.counts, shake.ints_address, n_rows, x_TD, shake.x_address, word, layer + 1
+        )
 
     def rows(
         self,

@@ -1,12 +1,12 @@
 """The plain program of a window on a device, in the same steps as ``window/layer.py``.
 
     pre(l)   [ngram] -> attn_read -> mixer steps -> attn_write -> ffn_read -> router -> plan ->
-             publish -> ring -> host -> shared_expert
+             ring -> host -> shared_expert
     post(l)  gpu_rows -> wait_cpu -> add_cpu_rows -> combine -> ffn_write
 
-attn_write and ffn_read are one kernel where nothing stands between them, and so are add_cpu_rows,
-combine and ffn_write (``window/fuse.py``). When every expert is resident there is no host in it:
-no publish, ring, wait or CPU rows.
+The plan also writes what the host reads. attn_write and ffn_read are one kernel where nothing
+stands between them, and so are plan and ring, and combine and ffn_write (``window/fuse.py``). When
+every expert is resident there is no host in it: no payload, ring, wait or CPU rows.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class Meeting:
     """(layer)"""
     wait: Callable[[int, Place], None]
     """(layer, CPU or CPU_LATE)"""
+    word: int | None = None
+    """Address of the word that a ring raises, where the plan's kernel can ring itself."""
 
 
 @dataclass(frozen=True)
@@ -137,24 +139,26 @@ class _Builder:
     def _moe_pre(self, layer: int, ffn: GpuMoe) -> None:
         frame, service, steps = self._frame, self._service, self._steps
         steps.part(layer, ffn.router_part())
-        steps.step(
-            "plan",
-            layer,
-            ("router_logits",),
-            ("expert", "weight", "plan"),
-            lambda: service.plan(layer, frame.T, ffn.logits(frame), ffn.rule()),
-        )
-        if self._host:
-            steps.step(
-                "publish",
-                layer,
-                ("ffn_x", "plan"),
-                ("payload",),
-                lambda: service.publish(layer, frame["ffn_x"]),
-            )
-            ring = self._meeting.ring
+        meeting, host = self._meeting, self._host
+
+        def plan(word: int | None = None) -> None:
+            x_TD = frame["ffn_x"] if host else None
+            service.plan(layer, frame.T, ffn.logits(frame), ffn.rule(), x_TD, word)
+
+        reads = ("router_logits", "ffn_x") if host else ("router_logits",)
+        writes = ("expert", "weight", "plan", *(("payload",) if host else ()))
+        steps.step("plan", layer, reads, writes, plan)
+        if host:
+            ring = meeting.ring
             steps.step("ring", layer, ("payload",), (), lambda: ring(layer), rings=True)
             steps.step("host", layer, ("payload",), ("cpu_rows",), stream="host")
+
+            def both() -> None:
+                plan(meeting.word)
+                if meeting.word is None:
+                    ring(layer)
+
+            self._fusions.append(Fusion(layer, "plan", "ring", "ring", both))
         shared = ffn.shared_part()
         if shared is not None:
             # beside the router, the plan and the ring: it needs nothing of theirs

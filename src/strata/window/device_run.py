@@ -61,6 +61,8 @@ class DeviceVariant:
     """A missed expert held at this rank or behind by every token is skipped; 0: none."""
     last: tuple[Callable[[Program, GpuFrame], Program], ...] = ()
     """Changes of the steps as they run, fused, with or without the host: measurements."""
+    rings_apart: bool = False
+    """Rings are steps of their own, to be timed or left out, instead of the plan's last act."""
 
 
 PLAIN = DeviceVariant()
@@ -300,7 +302,9 @@ class DeviceRunner:
             else:
                 wait(which, layer + 1, DEVICE_LIMIT_NS, word[ERROR], count)
 
-        return Meeting(lambda layer: ring(word[RING], layer + 1, made.any_host), wait_for)
+        return Meeting(
+            lambda layer: ring(word[RING], layer + 1, made.any_host), wait_for, word[RING]
+        )
 
     def _record(self, n_tokens: int, variant: DeviceVariant, host: bool) -> DeviceWindow:
         network, service = self.network, self.service
@@ -311,7 +315,8 @@ class DeviceRunner:
         for transform in variant.transforms if host else ():
             built = transform(built, frame, meeting)
         check(built.program)
-        program = fuse(built.program, built.fusions)
+        apart = {"ring"} if variant.rings_apart else set()
+        program = fuse(built.program, [f for f in built.fusions if f.name not in apart])
         for change in variant.last:
             program = change(program, frame)
         check(program)

@@ -163,8 +163,10 @@ def _check_ring(steps: tuple[Step, ...], i: int) -> None:
     if i + 1 >= len(steps) or steps[i + 1].id != f"host:{ring.layer}":
         raise _fail(ring, f"must be followed directly by host:{ring.layer}, which it starts")
     host = steps[i + 1]
-    if not any(r.buffer == "payload" and r.writer == f"publish:{ring.layer}" for r in ring.reads):
-        raise _fail(ring, "rings without reading the payload that publish wrote")
+    wrote = {r.writer for r in ring.reads if r.buffer == "payload"}
+    own = {f"{name}:{ring.layer}" for name in ("publish", "plan")}
+    if "payload" not in ring.writes and not wrote & own:
+        raise _fail(ring, "rings without reading the payload of its layer, and writes none")
     waited = [j for j, s in enumerate(steps) for w in s.waits if w.layer == ring.layer]
     for buffer in host.writes:
         word = HOST_BUFFERS.get(buffer)

@@ -35,34 +35,48 @@ def combine_kernel(
     t = tl.program_id(0)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     ok = d < D
+    # every load is asked for before any is used
+    weights = ()
+    codes = ()
+    for j in tl.static_range(K):
+        weights = weights + (tl.load(weight + t * K + j),)
+        if HAS_PLACE:
+            codes = codes + (tl.load(place + t * K + j).to(tl.int32),)
+    streams = ()
+    coeffs = ()
+    for c in tl.static_range(STREAMS):
+        streams = streams + (tl.load(residual + (t * STREAMS + c) * D + d, mask=ok, other=0.0),)
+        if STREAMS > 1:
+            coeffs = coeffs + (tl.load(coeff + t * STREAMS + c),)
     acc = tl.zeros((BLOCK,), tl.float32)
     if HAS_SHARED:
         acc = tl.load(shared + t * D + d, mask=ok, other=0.0)
-        if HAS_GATE:
-            gate = tl.load(shared_gate + t + tl.zeros((BLOCK,), tl.int32))
-            acc = sigmoid_like(tl.full((BLOCK,), 1.0, tl.float32), gate) * acc
+    values = ()
     for j in tl.static_range(K):
         r = t * K + j
         p = rows + r * D
-        taken = True
+        if HAS_CPU:
+            by_host = (codes[j] == _CPU) | (codes[j] == _CPU_LATE)
+            address = tl.where(by_host, cpu_rows + r * (D * 4), p.to(tl.int64))
+            p = tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16 if D % 4 == 0 else 4)
+        # the device's own rows are there, whether they count or not: no wait for the place
+        wanted = ((TAKEN >> codes[j]) & 1) != 0 if HAS_CPU else True
+        values = values + (tl.load(p + d, mask=ok & wanted, other=0.0),)
+    if HAS_SHARED and HAS_GATE:
+        gate = tl.load(shared_gate + t + tl.zeros((BLOCK,), tl.int32))
+        acc = sigmoid_like(tl.full((BLOCK,), 1.0, tl.float32), gate) * acc
+    for j in tl.static_range(K):
+        added = acc + values[j] * weights[j]
         if HAS_PLACE:
-            code = tl.load(place + r).to(tl.int32)
-            taken = ((TAKEN >> code) & 1) != 0
-            if HAS_CPU:
-                by_host = (code == _CPU) | (code == _CPU_LATE)
-                address = tl.where(by_host, cpu_rows + r * (D * 4), p.to(tl.int64))
-                p = tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16 if D % 4 == 0 else 4)
-        row = tl.load(p + d, mask=ok & taken, other=0.0)
-        added = acc + row * tl.load(weight + r)
-        acc = tl.where(taken, added, acc)
+            added = tl.where(((TAKEN >> codes[j]) & 1) != 0, added, acc)
+        acc = added
     if HAS_OUT:
         tl.store(out + t * D + d, acc, mask=ok)
     for c in tl.static_range(STREAMS):
-        s = residual + (t * STREAMS + c) * D + d
         part = acc
         if STREAMS > 1:
-            part = acc * tl.load(coeff + t * STREAMS + c)
-        tl.store(s, tl.load(s, mask=ok, other=0.0) + part, mask=ok)
+            part = acc * coeffs[c]
+        tl.store(residual + (t * STREAMS + c) * D + d, streams[c] + part, mask=ok)
 
 
 def combine(
@@ -82,15 +96,16 @@ def combine(
     """acc[t] = shared[t] or +0, plus weight * row of each rank whose place counts. One launch.
 
     rows_RD: f32 [T * K, D]. weight_R: f32 [T * K]. place_R: int8 or int32 place codes; None: every
-    row counts. places: those that count; other rows are not read. cpu_rows: address of f32 [R, D]
-    that the device can read, a multiple of 16, where rows of CPU and CPU_LATE lie; None: in
-    rows_RD too.
+    row counts. places: those that count; what other rows hold does not matter. cpu_rows: address of
+    f32 [R, D] that the device can read, a multiple of 16, where rows of CPU and CPU_LATE lie; only
+    with place_R; None: in rows_RD too.
     shared_gate_T: f32 logits; shared is multiplied by their sigmoid. out_TD: receives acc.
     residual: [T, D] receives + acc; with coeff_TC [T, C]: [T, C, D], stream c receives
     + coeff[c] * acc. All contiguous.
     """
     d_model, n_active = rows_RD.shape[1], weight_R.numel() // n_tokens
     assert weight_R.numel() == n_tokens * n_active and len(rows_RD) >= n_tokens * n_active
+    assert cpu_rows is None or place_R is not None, "cpu_rows without place_R"
     tensors = (rows_RD, weight_R, place_R, shared_TD, shared_gate_T, out_TD, residual, coeff_TC)
     assert all(x is None or x.is_contiguous() for x in tensors), "contiguous tensors only"
     streams = 0 if residual is None else 1 if coeff_TC is None else coeff_TC.shape[1]

@@ -8,8 +8,9 @@ Equal to ``make_plan`` with these rules, in this order; each moves distinct expe
                 where host_addr is not 0 (experts/pcie_share)
     late        CPU experts none of whose rows has a share of at least ``below`` of its token's
                 weights are CPU_LATE (experts/late; negative: none, infinity: all)
-One program compares all rows with all rows. The scalars lie in device memory, so a recording
-follows their changes. ``route_and_plan`` routes in the same launch.
+Program t routes token t; the last one to come plans for all, by a counter that it sets back to 0.
+What the host has to do is written where it reads it, and rung, in the same launch. The scalars lie
+in device memory, so a recording follows their changes.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import torch
 import triton
 import triton.language as tl
 
-from strata.core.types import Place
-from strata.kernels.router.triton import folded, routed, router_args
-from strata.kernels.triton_common import EXACT
+from strata.kernels.plan.triton_groups import plan_all, plan_one, say
+from strata.kernels.router.triton import MOST_ACTIVE, folded, routed, router_args
+from strata.kernels.triton_common import EXACT, INTERPRET
 
-_FAST, _PCIE = tl.constexpr(int(Place.FAST)), tl.constexpr(int(Place.PCIE))
-_CPU, _LATE = tl.constexpr(int(Place.CPU)), tl.constexpr(int(Place.CPU_LATE))
-_SKIPPED = tl.constexpr(int(Place.SKIPPED))
+MOST_TOKENS = 8
+"""Bytes of an expert's number."""
+MOST_ROWS = 255
 
 
 class Groups(Protocol):
@@ -50,18 +51,23 @@ class Groups(Protocol):
 
 
 @dataclass(frozen=True)
-class CpuGroups:
-    """Groups for the CPU: those on time, then the late ones; all int32.
+class ForHost:
+    """Where the host's part goes.
 
-    expert [R], start [R + 1] (unused groups are empty), row, token [R]; counts [4]: groups and rows
-    on time, late groups and rows.
+    counts: int32 [5] on the device: groups and rows on time, late groups and rows, all groups.
+    ints: address of the payload (kernels/words) of a window of n_rows rows, int32, written when
+    there are groups. x_TD f32, contiguous: copied to the address x; None: no activations. Addresses
+    are the device's, multiples of 16. word: address of the word that becomes ``value`` when all of
+    it is there; None: no ring.
     """
 
-    expert: torch.Tensor
-    start: torch.Tensor
-    row: torch.Tensor
-    token: torch.Tensor
     counts: torch.Tensor
+    ints: int
+    n_rows: int
+    x_TD: torch.Tensor | None = None
+    x: int = 0
+    word: int | None = None
+    value: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,170 +80,142 @@ class PlanRules:
     tail_rank: torch.Tensor
 
 
-@triton.jit
-def _any(same, flag):
-    """Per row: whether the flag is set in any row of the same expert."""
-    return tl.max((same & flag[None, :]).to(tl.int32), axis=1) > 0
+@dataclass(frozen=True)
+class PlanScratch:
+    """Between programs of a launch, 0 between launches: int64 [E] what tokens say of an expert;
+    int32 [1] programs that have."""
+
+    said: torch.Tensor
+    arrived: torch.Tensor
+
+
+def new_scratch(n_experts: int, device: torch.device | str) -> PlanScratch:
+    """For layers of up to n_experts experts."""
+    said = torch.zeros(n_experts, dtype=torch.int64, device=device)
+    return PlanScratch(said, torch.zeros(1, dtype=torch.int32, device=device))
 
 
 @triton.jit
-def _number_before(key, counted):
-    """Per row: how many counted rows have a smaller key."""
-    return tl.sum(((key[None, :] < key[:, None]) & counted[None, :]).to(tl.int32), axis=1)
+def _bring_near(address):
+    """Into the first-level cache, while something else is waited for."""
+    if not INTERPRET:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L1 [$1];\nmov.u32 $0, 0;",
+            "=r,l",
+            [address],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit
-def _count(flag):
-    return tl.sum(flag.to(tl.int32), axis=0)
+def _heavy(w, below, K: tl.constexpr, KP: tl.constexpr):
+    """Which rows have a share of at least ``below`` of their token's weights."""
+    k = tl.arange(0, KP)
+    heavy = (k * 0 + 1) * (below < 0).to(tl.int32)
+    if below >= 0:
+        wide = tl.where(k < K, w, 0.0).to(tl.float64)
+        total = tl.sum(folded(tl.reshape(wide, (1, KP)), 1, KP), axis=0)
+        share = wide / (tl.full((KP,), 1.0, tl.float64) * total)
+        heavy = (share >= below.to(tl.float64)).to(tl.int32)
+    return heavy
 
 
-@triton.jit
-def _places(
-    same, lead, is_lead, rank, share, expert, ok, vram, host, moved, below, tail, i,
-    R: tl.constexpr,
-):  # fmt: skip
-    """Place of each row; rows of one expert have one."""
-    # as a whole, so that it does not wait for the number of missed experts
-    moved_of = tl.load(moved + i, mask=i < R, other=0)
-    fast = tl.load(vram + expert, mask=ok, other=0) != 0
-    readable = tl.load(host + expert, mask=ok, other=0) != 0
-    tail_rank = tl.load(tail)
-    kept = _any(same, rank < tail_rank) | (tail_rank <= 0)
-    missed = ok & (fast == 0) & kept
-    missed_lead = missed & is_lead
-    n_missed = _count(missed_lead)
-    n_moved = tl.sum(tl.where(i + 1 == n_missed, moved_of, 0), axis=0)
-    before = _number_before(lead, missed_lead)
-    pcie = missed & readable & (before >= n_missed - n_moved)
-    threshold = tl.where(ok, tl.load(below), 0.0)
-    heavy = _any(same, ok & (share >= threshold.to(tl.float64))) | (threshold < 0)
-    place = tl.where(heavy, _CPU, _LATE)
-    place = tl.where(pcie, _PCIE, place)
-    place = tl.where(kept, place, _SKIPPED)
-    return tl.where(fast, _FAST, place)
-
-
-@triton.jit
-def _store_starts(start, group, entry, is_lead, n_groups, n_rows, i, R: tl.constexpr):
-    """First entries of the groups; all starts behind the last group are the end."""
-    tl.store(start + group, entry, mask=is_lead)
-    tl.store(start + i, n_rows + i * 0, mask=(i >= n_groups) & (i <= R))
-    tl.store(start + R, n_rows)
-
-
-@triton.jit
-def planned(
-    expert, weight, T: tl.constexpr, T2: tl.constexpr, K: tl.constexpr, K2: tl.constexpr,
-    vram, host, moved, below, tail, place_out, g_addr, g_start, g_row, g_token, g_count,
-    c_expert, c_start, c_row, c_token, c_counts,
-):  # fmt: skip
-    """Plan of expert and weight [T2, K2]."""
-    N: tl.constexpr = T2 * K2
-    R: tl.constexpr = T * K
-    t2 = tl.arange(0, T2)[:, None]
-    k2 = tl.arange(0, K2)[None, :]
-    wide = tl.where((t2 < T) & (k2 < K), weight, 0.0).to(tl.float64)
-    total = folded(wide, T2, K2)[:, None]
-    share = tl.reshape(wide / tl.where(t2 < T, total, 1.0), (N,))
-    i = tl.arange(0, N)
-    token, rank = i // K2, i % K2
-    row = token * K + rank
-    ok = (token < T) & (rank < K)
-    expert = tl.where(ok, tl.reshape(expert, (N,)), -1 - i)
-    same = expert[:, None] == expert[None, :]
-    lead = tl.min(tl.where(same, i[None, :], N), axis=1)
-    is_lead = ok & (lead == i)
-    place = _places(
-        same, lead, is_lead, rank, share, expert, ok, vram, host, moved, below, tail, i, R
-    )
-    tl.store(place_out + row, place.to(tl.int8), mask=ok)
-
-    # VRAM, PCIe, CPU, late, skipped: the order of places is the order of entries
-    key = (place * N + lead) * N + i
-    entry = _number_before(key, ok)
-    group = _number_before(key, is_lead)
-    on_gpu = ok & (place <= _PCIE)
-    on_time, late = ok & (place == _CPU), ok & (place == _LATE)
-    gpu_rows, gpu_groups = _count(on_gpu), _count(on_gpu & is_lead)
-
-    _store_starts(g_start, group, entry, on_gpu & is_lead, gpu_groups, gpu_rows, i, R)
-    table = tl.where(place == _FAST, tl.load(vram + expert, mask=on_gpu, other=0), 0)
-    table += tl.where(place == _PCIE, tl.load(host + expert, mask=on_gpu, other=0), 0)
-    tl.store(g_addr + group, table, mask=on_gpu & is_lead)
-    tl.store(g_row + entry, row, mask=on_gpu)
-    tl.store(g_token + entry, token, mask=on_gpu)
-    tl.store(g_count, gpu_groups)
-
-    on_cpu = on_time | late
-    entry -= gpu_rows
-    group -= gpu_groups
-    cpu_groups = _count(on_cpu & is_lead)
-    _store_starts(c_start, group, entry, on_cpu & is_lead, cpu_groups, _count(on_cpu), i, R)
-    tl.store(c_expert + group, expert, mask=on_cpu & is_lead)
-    tl.store(c_row + entry, row, mask=on_cpu)
-    tl.store(c_token + entry, token, mask=on_cpu)
-    tl.store(c_counts, _count(on_time & is_lead))
-    tl.store(c_counts + 1, _count(on_time))
-    tl.store(c_counts + 2, _count(late & is_lead))
-    tl.store(c_counts + 3, _count(late))
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["value"])
 def plan_kernel(
-    expert, weight, vram, host, moved, below, tail, place, g_addr, g_start, g_row, g_token,
-    g_count, c_expert, c_start, c_row, c_token, c_counts,
-    T: tl.constexpr, T2: tl.constexpr, K: tl.constexpr, K2: tl.constexpr,
-):  # fmt: skip
-    """One program."""
-    t = tl.arange(0, T2)[:, None]
-    k = tl.arange(0, K2)[None, :]
-    ok = (t < T) & (k < K)
-    e = tl.load(expert + t * K + k, mask=ok, other=0)
-    w = tl.load(weight + t * K + k, mask=ok, other=0.0)
-    planned(
-        e, w, T, T2, K, K2, vram, host, moved, below, tail, place, g_addr, g_start, g_row,
-        g_token, g_count, c_expert, c_start, c_row, c_token, c_counts,
-    )  # fmt: skip
-
-
-@triton.jit
-def route_plan_kernel(
     logits, bias, correction, expert, weight, vram, host, moved, below, tail, place, g_addr,
-    g_start, g_row, g_token, g_count, c_expert, c_start, c_row, c_token, c_counts, STRIDE,
-    T: tl.constexpr, T2: tl.constexpr, E: tl.constexpr, E2: tl.constexpr, K: tl.constexpr,
-    K2: tl.constexpr, SCORING: tl.constexpr, NORMALIZE: tl.constexpr, SCALE: tl.constexpr,
-    GROUPS: tl.constexpr, KEPT: tl.constexpr, BIAS: tl.constexpr, CORRECTION: tl.constexpr,
+    g_start, g_row, g_token, g_count, counts, said, arrived, x, x_out: tl.int64, ints: tl.int64,
+    word: tl.int64, value: tl.int32, STRIDE, T: tl.constexpr, T2: tl.constexpr, K2: tl.constexpr,
+    D: tl.constexpr, D2: tl.constexpr, R: tl.constexpr, ROUTES: tl.constexpr, HOST: tl.constexpr,
+    RINGS: tl.constexpr, E: tl.constexpr, E2: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+    SCORING: tl.constexpr, NORMALIZE: tl.constexpr, SCALE: tl.constexpr, GROUPS: tl.constexpr,
+    KEPT: tl.constexpr, BIAS: tl.constexpr, CORRECTION: tl.constexpr,
 ):  # fmt: skip
-    """One program: router and plan."""
-    e, w = routed(
-        logits, bias, correction, STRIDE, T, T2, E, E2, K, K2, SCORING, NORMALIZE, SCALE, GROUPS,
-        KEPT, BIAS, CORRECTION,
-    )  # fmt: skip
-    t = tl.arange(0, T2)[:, None]
-    k = tl.arange(0, K2)[None, :]
-    ok = (t < T) & (k < K)
-    tl.store(expert + t * K + k, e, mask=ok)
-    tl.store(weight + t * K + k, w, mask=ok)
-    planned(
-        e, w, T, T2, K, K2, vram, host, moved, below, tail, place, g_addr, g_start, g_row,
-        g_token, g_count, c_expert, c_start, c_row, c_token, c_counts,
-    )  # fmt: skip
+    """Program t: token t; without ROUTES its experts and weights are there already. D: activations
+    of a token that the host gets."""
+    t = tl.program_id(0)
+    k = tl.arange(0, KP)
+    if ROUTES and T == 1:
+        # every 32 bytes of what experts will point at
+        s = tl.arange(0, (E2 + 3) // 4) * 4
+        _bring_near(vram + s)
+        if HOST:
+            _bring_near(host + s)
+            _bring_near(moved + k)
+    threshold = tl.load(below)
+    tail_rank = tl.load(tail)
+    if D > 0:
+        d = tl.arange(0, D2)
+        to = tl.multiple_of(x_out.to(tl.pointer_type(tl.float32)), 16) + t * D
+        tl.store(to + d, tl.load(x + t * D + d, mask=d < D, other=0.0), mask=d < D)
+    if ROUTES:
+        e, w = routed(
+            logits + t * STRIDE, bias, correction, E, E2, K, KP, SCORING, NORMALIZE, SCALE,
+            GROUPS, KEPT, BIAS, CORRECTION,
+        )  # fmt: skip
+        tl.store(expert + t * K + k, e, mask=k < K)
+        tl.store(weight + t * K + k, w, mask=k < K)
+    else:
+        e = tl.load(expert + t * K + k, mask=k < K, other=0)
+        w = tl.load(weight + t * K + k, mask=k < K, other=0.0)
+    heavy = _heavy(w, threshold, K, KP)
+    kept = ((k < tail_rank) | (tail_rank <= 0)).to(tl.int32)
+    if T == 1:
+        plan_one(
+            e, heavy, kept, vram, host, moved, place, g_addr, g_start, g_row, g_token, g_count,
+            counts, ints, word, value, K, KP, R, HOST, RINGS,
+        )  # fmt: skip
+    else:
+        say(e, heavy, kept, t, said, K, KP)
+        tl.debug_barrier()
+        # the last one's fence is cumulative, but activations go to the host: a scope as wide
+        if D > 0:
+            before = tl.atomic_add(arrived, 1, sem="acq_rel", scope="sys")
+        else:
+            before = tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu")
+        if before == T - 1:
+            tl.store(arrived, 0)
+            plan_all(
+                expert, said, vram, host, moved, place, g_addr, g_start, g_row, g_token, g_count,
+                counts, ints, word, value, T, K, T2, K2, R, HOST, RINGS,
+            )  # fmt: skip
 
 
-def _outputs(place_R: torch.Tensor, gpu: Groups, cpu: CpuGroups) -> dict[str, torch.Tensor]:
-    return {
-        "place": place_R,
-        "g_addr": gpu.addr,
-        "g_start": gpu.start,
-        "g_row": gpu.entry_row,
-        "g_token": gpu.entry_token,
-        "g_count": gpu.n_groups,
-        "c_expert": cpu.expert,
-        "c_start": cpu.start,
-        "c_row": cpu.row,
-        "c_token": cpu.token,
-        "c_counts": cpu.counts,
-    }
+def _launch(
+    expert_R: torch.Tensor,
+    weight_R: torch.Tensor,
+    n_active: int,
+    vram_addr_E: torch.Tensor,
+    host_addr_E: torch.Tensor,
+    rules: PlanRules,
+    place_R: torch.Tensor,
+    gpu: Groups,
+    host: ForHost | None,
+    scratch: PlanScratch,
+    routing: dict[str, object],
+    routes: bool,
+) -> None:
+    n_tokens = len(expert_R) // n_active
+    assert n_tokens <= MOST_TOKENS, f"{n_tokens} tokens, at most {MOST_TOKENS}"
+    assert len(expert_R) <= MOST_ROWS, f"{len(expert_R)} rows, at most {MOST_ROWS}"
+    assert len(scratch.said) >= len(vram_addr_E), "scratch for fewer experts"
+    to = host or ForHost(scratch.arrived, 0, 0)
+    width = 0
+    if to.x_TD is not None:
+        assert to.x_TD.is_contiguous() and to.x_TD.dtype == torch.float32, "x is f32, contiguous"
+        width = to.x_TD.shape[1]
+    plan_kernel[(n_tokens,)](
+        expert=expert_R, weight=weight_R, vram=vram_addr_E, host=host_addr_E,
+        moved=rules.moved, below=rules.below, tail=rules.tail_rank, place=place_R,
+        g_addr=gpu.addr, g_start=gpu.start, g_row=gpu.entry_row, g_token=gpu.entry_token,
+        g_count=gpu.n_groups, counts=to.counts, said=scratch.said, arrived=scratch.arrived,
+        x=weight_R if to.x_TD is None else to.x_TD, x_out=to.x, ints=to.ints, word=to.word or 0,
+        value=to.value, T=n_tokens, T2=triton.next_power_of_2(n_tokens),
+        K2=triton.next_power_of_2(n_active), D=width, D2=triton.next_power_of_2(max(width, 1)),
+        R=to.n_rows, ROUTES=routes, HOST=host is not None, RINGS=to.word is not None, **routing,
+        num_warps=1, **EXACT,
+    )  # fmt: skip
 
 
 def make_plan(
@@ -249,18 +227,21 @@ def make_plan(
     rules: PlanRules,
     place_R: torch.Tensor,
     gpu: Groups,
-    cpu: CpuGroups,
+    host: ForHost | None,
+    scratch: PlanScratch,
 ) -> None:
     """Fill place_R int8 [R] and the groups from expert int32 [R], weight f32 [R]. One launch.
 
-    vram_addr_E, host_addr_E: int64 [E], 0 = not there.
+    vram_addr_E, host_addr_E: int64 [E], 0 = not there. host: None when nothing can be left for it.
     """
-    n_tokens = len(expert_R) // n_active
-    plan_kernel[(1,)](
-        expert_R, weight_R, vram_addr_E, host_addr_E, rules.moved, rules.below,
-        rules.tail_rank, **_outputs(place_R, gpu, cpu), T=n_tokens,
-        T2=triton.next_power_of_2(n_tokens), K=n_active, K2=triton.next_power_of_2(n_active),
-        num_warps=_warps(n_tokens, n_active), **EXACT,
+    names = ("logits", "bias", "correction")
+    unused: dict[str, object] = dict.fromkeys(names, weight_R)
+    unused |= dict.fromkeys(("STRIDE", "SCALE", "GROUPS", "KEPT"), 1) | {"SCORING": "softmax"}
+    unused |= dict.fromkeys(("NORMALIZE", "BIAS", "CORRECTION"), False)
+    unused |= {"E": 1, "E2": 1, "K": n_active, "KP": MOST_ACTIVE}
+    _launch(
+        expert_R, weight_R, n_active, vram_addr_E, host_addr_E, rules, place_R, gpu, host, scratch,
+        unused, routes=False,
     )  # fmt: skip
 
 
@@ -273,22 +254,15 @@ def route_and_plan(
     rules: PlanRules,
     place_R: torch.Tensor,
     gpu: Groups,
-    cpu: CpuGroups,
+    host: ForHost | None,
+    scratch: PlanScratch,
     *,
     n_active: int,
     **rule: object,
 ) -> None:
     """``router.triton.route`` (its keywords: n_active and rule) and ``make_plan`` in one launch."""
-    args = router_args(logits_TE, n_active=n_active, **rule)  # type: ignore[arg-type]
-    route_plan_kernel[(1,)](
-        expert=expert_R, weight=weight_R, vram=vram_addr_E, host=host_addr_E,
-        moved=rules.moved, below=rules.below, tail=rules.tail_rank,
-        **_outputs(place_R, gpu, cpu), **args, num_warps=_warps(len(logits_TE), n_active),
-        **EXACT,
+    routing = router_args(logits_TE, n_active=n_active, **rule)  # type: ignore[arg-type]
+    _launch(
+        expert_R, weight_R, n_active, vram_addr_E, host_addr_E, rules, place_R, gpu, host, scratch,
+        routing, routes=True,
     )  # fmt: skip
-
-
-def _warps(n_tokens: int, n_active: int) -> int:
-    """Threads for a comparison of all rows with all rows in registers; one warp if it can."""
-    rows = triton.next_power_of_2(n_tokens) * triton.next_power_of_2(n_active)
-    return 1 if rows <= 32 else 8 if rows <= 64 else 16

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators
 """Routing on the GPU: top K of each token's logits, and weights; rules: the package docstring.
 
-One program takes all tokens of a window as a tile [T2, E2]; a token's row never meets another one.
-Scores are compared as int32 that order alike (a warp finds their maximum in one instruction); of
-equal scores the lowest column comes first. NaN counts as the highest score.
+Program t takes token t with one warp, which needs no barriers. Scores are compared as int32 that
+order alike (a warp finds their maximum in one instruction); of equal scores the lowest column comes
+first. NaN counts as the highest score.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import triton.language as tl
 
 from strata.kernels.pointwise.triton import sigmoid
 from strata.kernels.router.ref import Scoring
-from strata.kernels.triton_common import EXACT
+from strata.kernels.triton_common import EXACT, INTERPRET, opaque_zero
 
 _LAST = tl.constexpr(0x7FFFFFFF)
 _NOTHING = tl.constexpr(-(2**31))
 _SUM_EPS = tl.constexpr(1e-20)
+MOST_ACTIVE = 32
+"""Experts of a token: one for each thread."""
 
 
 @triton.jit
@@ -82,16 +84,13 @@ def _best_groups_only(
 
 @triton.jit
 def routed(
-    logits, bias, correction, STRIDE, T: tl.constexpr, T2: tl.constexpr, E: tl.constexpr,
-    E2: tl.constexpr, K: tl.constexpr, K2: tl.constexpr, SCORING: tl.constexpr,
-    NORMALIZE: tl.constexpr, SCALE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
-    BIAS: tl.constexpr, CORRECTION: tl.constexpr,
+    logits, bias, correction, E: tl.constexpr, E2: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+    SCORING: tl.constexpr, NORMALIZE: tl.constexpr, SCALE: tl.constexpr, GROUPS: tl.constexpr,
+    KEPT: tl.constexpr, BIAS: tl.constexpr, CORRECTION: tl.constexpr,
 ):  # fmt: skip
-    """(expert int32, weight f32), both [T2, K2]; what lies past T and K means nothing."""
-    t = tl.arange(0, T2)[:, None]
-    e = tl.arange(0, E2)[None, :]
-    ok = (t < T) & (e < E)
-    x = tl.load(logits + t * STRIDE + e, mask=ok, other=0.0)
+    """(expert int32, weight f32), both [KP], of one token; what lies past K means nothing."""
+    e = tl.arange(0, E2)
+    x = tl.load(logits + e, mask=e < E, other=0.0)
     if BIAS:
         x += tl.load(bias + e, mask=e < E, other=0.0)
     choice = x
@@ -101,54 +100,52 @@ def routed(
         if CORRECTION:
             choice = x + tl.load(correction + e, mask=e < E, other=0.0)
         if GROUPS > 1:
-            choice = _best_groups_only(choice, T2, E, GROUPS, KEPT)
+            kept = _best_groups_only(tl.reshape(choice, (1, E)), 1, E, GROUPS, KEPT)
+            choice = tl.reshape(kept, (E2,))
     key = tl.where(e < E, sort_bits(choice), _NOTHING)
-    rank = tl.arange(0, K2)[None, :]
-    expert = tl.zeros((T2, K2), tl.int32)
-    weight = tl.zeros((T2, K2), tl.float32)
-    total = tl.zeros((T2,), tl.float32)
-    highest = tl.zeros((T2,), tl.float32)
-    for k in tl.static_range(K):
-        best = tl.max(key, axis=1)
-        column = tl.min(tl.where(key == best[:, None], e, E2), axis=1)
-        key = tl.where(e == column[:, None], _NOTHING, key)
+    rank = tl.arange(0, KP)
+    expert = tl.zeros((KP,), tl.int32)
+    weight = tl.zeros((KP,), tl.float32)
+    highest = unsorted(tl.max(key, axis=0))
+    total = 0.0
+    # a loop, not K copies of it: instructions that run once come slowly (H200: half of the time)
+    for k in range(0, K if INTERPRET else K + opaque_zero()):
+        best = tl.max(key, axis=0)
+        column = tl.min(tl.where(key == best, e, E2), axis=0)
+        key = tl.where(e == column, _NOTHING, key)
         if SCORING == "sigmoid":
-            w = tl.sum(tl.where(e == column[:, None], x, 0.0), axis=1)
+            w = tl.sum(tl.where(e == column, x, 0.0), axis=0)
         else:
-            w = unsorted(best)
-            if k == 0:
-                highest = w
-            w = tl.exp(w - highest)
+            w = tl.exp(unsorted(best) - highest)
         total += w
-        expert = tl.where(rank == k, column[:, None], expert)
-        weight = tl.where(rank == k, w[:, None], weight)
+        expert = tl.where(rank == k, column, expert)
+        weight = tl.where(rank == k, w, weight)
     if SCORING == "softmax" and not NORMALIZE:
-        power = tl.exp(tl.where(e < E, x - highest[:, None], float("-inf")))
-        total = folded(power, T2, E2)
+        power = tl.exp(tl.where(e < E, x - highest, float("-inf")))
+        total = tl.sum(folded(tl.reshape(power, (1, E2)), 1, E2), axis=0)
     if SCORING == "sigmoid":
         total += _SUM_EPS
     if SCORING != "sigmoid" or NORMALIZE:
-        weight = tl.div_rn(weight, tl.broadcast_to(total[:, None], (T2, K2)))
+        weight = tl.div_rn(weight, tl.full((KP,), 1.0, tl.float32) * total)
     return expert, weight * SCALE
 
 
 @triton.jit
 def route_kernel(
-    logits, bias, correction, expert, weight, STRIDE, T: tl.constexpr, T2: tl.constexpr,
-    E: tl.constexpr, E2: tl.constexpr, K: tl.constexpr, K2: tl.constexpr, SCORING: tl.constexpr,
-    NORMALIZE: tl.constexpr, SCALE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
-    BIAS: tl.constexpr, CORRECTION: tl.constexpr,
+    logits, bias, correction, expert, weight, STRIDE, E: tl.constexpr, E2: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, SCORING: tl.constexpr, NORMALIZE: tl.constexpr,
+    SCALE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, BIAS: tl.constexpr,
+    CORRECTION: tl.constexpr,
 ):  # fmt: skip
-    """One program."""
+    """Program t: token t."""
+    t = tl.program_id(0)
     e, w = routed(
-        logits, bias, correction, STRIDE, T, T2, E, E2, K, K2, SCORING, NORMALIZE, SCALE, GROUPS,
+        logits + t * STRIDE, bias, correction, E, E2, K, KP, SCORING, NORMALIZE, SCALE, GROUPS,
         KEPT, BIAS, CORRECTION,
     )  # fmt: skip
-    t = tl.arange(0, T2)[:, None]
-    k = tl.arange(0, K2)[None, :]
-    ok = (t < T) & (k < K)
-    tl.store(expert + t * K + k, e, mask=ok)
-    tl.store(weight + t * K + k, w, mask=ok)
+    k = tl.arange(0, KP)
+    tl.store(expert + t * K + k, e, mask=k < K)
+    tl.store(weight + t * K + k, w, mask=k < K)
 
 
 def router_args(
@@ -164,7 +161,8 @@ def router_args(
     groups_kept: int = 1,
 ) -> dict[str, object]:
     """Arguments of a kernel that calls ``routed``, by name."""
-    n_tokens, n_experts = logits_TE.shape
+    n_experts = logits_TE.shape[1]
+    assert n_active <= MOST_ACTIVE, f"{n_active} experts a token, at most {MOST_ACTIVE}"
     grouped = scoring == "sigmoid" and n_groups > 1
     if grouped:
         whole = all(n & (n - 1) == 0 for n in (n_experts, n_groups))
@@ -174,12 +172,10 @@ def router_args(
         "bias": logits_TE if bias_E is None else bias_E,
         "correction": logits_TE if correction_E is None else correction_E,
         "STRIDE": logits_TE.stride(0),
-        "T": n_tokens,
-        "T2": triton.next_power_of_2(n_tokens),
         "E": n_experts,
         "E2": triton.next_power_of_2(n_experts),
         "K": n_active,
-        "K2": triton.next_power_of_2(n_active),
+        "KP": MOST_ACTIVE,
         "SCORING": scoring,
         "NORMALIZE": normalize,
         "SCALE": scale,
@@ -198,6 +194,4 @@ def route(
     rule: the keywords of ``router_args``.
     """
     args = router_args(logits_TE, **rule)  # type: ignore[arg-type]
-    # one warp needs no barriers; four tokens are too many numbers for it
-    warps = 1 if len(logits_TE) <= 2 else 4
-    route_kernel[(1,)](expert=expert_R, weight=weight_R, **args, num_warps=warps, **EXACT)
+    route_kernel[(len(logits_TE),)](expert=expert_R, weight=weight_R, **args, num_warps=1, **EXACT)
