@@ -60,6 +60,13 @@ def test_tiles_equal_contract(name, triton_device):
         ("Q6_K", 16, 16, Tuning(2, 16, 1, 1)),
         ("NVFP4", 4, 10, Tuning(1, 4, 1, 2)),
         ("MXFP4", 4, 10, Tuning(1, 4, 1, 2)),
+        # blocks spread over threads: sums at the end; step by step; segments that end early
+        ("Q6_K", 20, 24, Tuning(1, 8, 1, 0, 2)),
+        ("Q4_K", 8, 16, Tuning(2, 8, 1, 0, 4)),
+        ("Q6_K", 16, 80, Tuning(4, 16, 1, 0, 4)),
+        ("Q2_K", 12, 40, Tuning(2, 8, 1, 0, 4)),
+        ("Q8_0", 20, 9, Tuning(1, 4, 1, 0, 4)),
+        ("IQ4_NL", 16, 28, Tuning(1, 8, 1, 0, 2)),
     ],
 )
 def test_shapes_and_tunings(name, n_rows, n_blocks, tuning, triton_device):

@@ -76,6 +76,11 @@ def tile_matrix(type_name: str, n_rows: int, n_cols: int) -> TileMatrix:
     )
 
 
+def factors(matrix: TileMatrix) -> int:
+    """Numbers that a block leaves for each row and token: two for each fma of contract 3."""
+    return 2 * (32 // matrix.group) * (2 if matrix.has_min else 1)
+
+
 def _word(entries: tuple[int, ...]) -> int:
     """Four signed bytes as one signed 32-bit word."""
     return int.from_bytes(bytes(c & 255 for c in entries), "little", signed=True)

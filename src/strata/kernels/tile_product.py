@@ -14,6 +14,7 @@ import triton.language as tl
 from strata.kernels.triton_common import (
     SEGMENTS,
     dp4a,
+    dp4a_unsigned,
     fma,
     fold8,
     load_words2,
@@ -170,14 +171,14 @@ def look_up(table, word, LIFTED: tl.constexpr):
 
 @triton.jit
 def block_codes(M: tl.constexpr, table, words):
-    """Eight words of four signed bytes v, k ascending; c = mul * v - bias (8 bits: c = v)."""
+    """Eight words of four bytes v, k ascending; c = mul * v - bias. 8 bits: v are unsigned."""
     BITS: tl.constexpr = M.bits
     FIELDS: tl.constexpr = 8 // BITS
     MASK: tl.constexpr = 0x0F0F0F0F if BITS == 4 else 0x03030303
     codes = ()
     for j in tl.static_range(BITS):
         if BITS == 8:
-            codes = codes + (words[j] ^ -2139062144,)  # 0x80808080: u - 128 in every byte
+            codes = codes + (words[j],)
         elif len(table) > 0:
             codes = codes + look_up(table, words[j], M.lifted)
         else:
@@ -236,12 +237,15 @@ def block_terms(M: tl.constexpr, codes, scales, minima, x):
             total = sum0
         else:
             total = sum1
-        if M.mul == 1 and M.bits < 8 and M.bias != 0:
+        if M.mul == 1 and M.bias != 0:
             dot = _MAGIC_BITS - M.bias * total
         else:
             dot = tl.zeros_like(total) + _MAGIC_BITS
         for j in tl.static_range(WORDS):
-            dot = dp4a(codes[h * WORDS + j], words[h * WORDS + j], dot)
+            if M.bits == 8:
+                dot = dp4a_unsigned(codes[h * WORDS + j], words[h * WORDS + j], dot)
+            else:
+                dot = dp4a(codes[h * WORDS + j], words[h * WORDS + j], dot)
         f = dot.to(tl.float32, bitcast=True) - _MAGIC
         if M.mul > 1:
             # integers below 2^24: exact

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from strata.kernels.triton_plain import plain_dp4a, plain_fma, plain_prmt
+from strata.kernels.triton_plain import plain_dp4a, plain_dp4a_unsigned, plain_fma, plain_prmt
 
 INTERPRET = tl.constexpr(bool(knobs.runtime.interpret))
 """True when kernels run in Triton's interpreter on the CPU."""
@@ -57,6 +57,23 @@ def dp4a(a, b, c):
     else:
         y = tl.inline_asm_elementwise(
             "dp4a.s32.s32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [a, b, c],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    return y
+
+
+@triton.jit
+def dp4a_unsigned(a, b, c):
+    """c + sum of the products of four unsigned bytes of int32 a and signed bytes of b."""
+    if INTERPRET:
+        y = plain_dp4a_unsigned(a, b, c)
+    else:
+        y = tl.inline_asm_elementwise(
+            "dp4a.u32.s32 $0, $1, $2, $3;",
             "=r,r,r,r",
             [a, b, c],
             dtype=tl.int32,

@@ -47,8 +47,18 @@ def plain_fma(a: Any, b: Any, c: Any) -> Any:
 @_host
 def plain_dp4a(a: Any, b: Any, c: Any) -> Any:
     """c + sum of the products of four signed bytes of int32 a and b."""
+    return _dots(np.int8, a, b, c)
+
+
+@_host
+def plain_dp4a_unsigned(a: Any, b: Any, c: Any) -> Any:
+    """c + sum of the products of four unsigned bytes of int32 a and signed bytes of b."""
+    return _dots(np.uint8, a, b, c)
+
+
+def _dots(byte: type, a: Any, b: Any, c: Any) -> Any:
     x, y, z = _same_shape(a, b, c)
-    products = x.view(np.int8).astype(np.int32) * y.view(np.int8)
+    products = x.view(byte).astype(np.int32) * y.view(np.int8)
     total = z + products.reshape(*z.shape, 4).sum(axis=-1, dtype=np.int32)
     return _tensor(total.astype(np.int32), tl.int32, a, b, c)
 

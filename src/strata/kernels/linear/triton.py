@@ -17,11 +17,13 @@ import triton.language as tl
 from strata.kernels.float_product import float_product, load_rows
 from strata.kernels.gpu_matrix import matrix_of
 from strata.kernels.gpu_weight import GpuWeight
-from strata.kernels.linear.launch import MOST_TOKENS, Tuning, make_parts, tune
+from strata.kernels.linear.launch import MOST_TOKENS, Tuning, make_parts, room_bytes, tune
 from strata.kernels.linear.triton_long import is_long, linear_long
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.tile_product import tile_products
-from strata.kernels.triton_common import EXACT, pick, tuple_of
+from strata.kernels.tile_spread import spread_products
+from strata.kernels.triton_common import EXACT, INTERPRET, pick, tuple_of
+from strata.kernels.triton_shared import shared_room
 
 
 @triton.jit
@@ -34,11 +36,14 @@ def _choose(values, FIRST: tl.constexpr, COUNT: tl.constexpr, n):
 
 
 @triton.jit
-def _row_products(P: tl.constexpr, base, first_row, x, q, meta):
+def _row_products(P: tl.constexpr, base, first_row, x, q, meta, room):
     """Some rows of a matrix times every token: a tuple of f32 [P.rows]."""
     M: tl.constexpr = P.matrix
     ROWS: tl.constexpr = P.rows
-    if P.is_tiles:
+    SPREAD: tl.constexpr = P.spread
+    if SPREAD is not None:
+        y = spread_products(M, SPREAD, base, room, first_row, q, meta, P.narrow)
+    elif P.is_tiles:
         y = tile_products(tuple_of(M), (base,), first_row, q, meta, ROWS, P.stages, P.narrow)
     else:
         steps = load_rows(M, base, first_row, ROWS)
@@ -49,7 +54,7 @@ def _row_products(P: tl.constexpr, base, first_row, x, q, meta):
 
 
 @triton.jit
-def _run_part(P: tl.constexpr, STRIDES: tl.constexpr, x, q, meta, weights, outs, scales):
+def _run_part(P: tl.constexpr, STRIDES: tl.constexpr, x, q, meta, weights, outs, scales, room):
     """Programs of other parts do nothing."""
     FIRST: tl.constexpr = P.first
     COUNT: tl.constexpr = P.count
@@ -58,7 +63,7 @@ def _run_part(P: tl.constexpr, STRIDES: tl.constexpr, x, q, meta, weights, outs,
     if (pid >= 0) & (pid < COUNT * P.programs):
         n = pid // P.programs
         first_row = (pid % P.programs) * ROWS
-        y = _row_products(P, _choose(weights, FIRST, COUNT, n), first_row, x, q, meta)
+        y = _row_products(P, _choose(weights, FIRST, COUNT, n), first_row, x, q, meta, room)
         row = first_row + tl.arange(0, ROWS)
         out = _choose(outs, FIRST, COUNT, n).to(tl.pointer_type(tl.float32))
         for t in tl.static_range(len(y)):
@@ -72,9 +77,12 @@ def _run_part(P: tl.constexpr, STRIDES: tl.constexpr, x, q, meta, weights, outs,
 def linear_kernel(
     x, q, meta, weights, outs, scales,
     T: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr,
-    PARTS: tl.constexpr, STRIDES: tl.constexpr,
+    PARTS: tl.constexpr, STRIDES: tl.constexpr, ROOM: tl.constexpr = 0,
 ):  # fmt: skip
     """Program p computes rows of the part that it belongs to, for all T tokens."""
+    room = 0
+    if ROOM > 0 and not INTERPRET:
+        room = shared_room(ROOM)
     xs = ()
     qs = ()
     metas = ()
@@ -83,7 +91,7 @@ def linear_kernel(
         qs = qs + (q + t * SLOTS * 32,)
         metas = metas + (meta + t * SLOTS * 2,)
     for i in tl.static_range(len(PARTS)):
-        _run_part(pick(PARTS, i), STRIDES, xs, qs, metas, weights, outs, scales)
+        _run_part(pick(PARTS, i), STRIDES, xs, qs, metas, weights, outs, scales, room)
 
 
 def linear(
@@ -112,7 +120,7 @@ def linear(
         if not weights:
             return
     tuning = tuning or tune([matrix_of(w) for w in weights], n_tokens)
-    parts = make_parts(weights, tuning)
+    parts = make_parts(weights, tuning, n_tokens)
     strides = tuple(out.stride(0) for out in outs)
     for part in parts:
         same = strides[part.first : part.first + part.count]
@@ -131,6 +139,7 @@ def linear(
         SLOTS=slots,
         PARTS=parts,
         STRIDES=strides,
+        ROOM=room_bytes(parts, n_tokens),
         num_warps=tuning.warps,
         **EXACT,
     )

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from strata.kernels.gpu_matrix import TileMatrix, tile_matrix
+from strata.kernels.gpu_matrix import factors, tile_matrix
 from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.linear.launch import MOST_TOKENS
 from strata.kernels.quantize.ref import Quantized
@@ -44,11 +44,6 @@ class LongTuning:
     blocks: int
     warps: int
     stages: int
-
-
-def factors(matrix: TileMatrix) -> int:
-    """Numbers that a block leaves for each row and token."""
-    return 2 * (32 // matrix.group) * (2 if matrix.has_min else 1)
 
 
 LONG = LongTuning(4, 256, 8, 1)
