@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 
 from strata.core.errors import EngineError
 from strata.core.types import Place
+from strata.experts import host_rows
 from strata.experts.fast_tier import FastTier
 from strata.experts.host_rows import LEAST_ROWS, MOST_BYTES, HostRows, batches
 from strata.experts.loader import load_experts
@@ -73,8 +74,11 @@ def one_by_one(pool, store, x, expert_R, taken_E) -> dict[int, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.02])
-def test_rows_of_the_cpu_arrive_and_others_stay(pool, store, delay_s: float) -> None:
+@pytest.mark.parametrize(("delay_s", "least_rows"), [(0.0, LEAST_ROWS), (0.02, 1), (0.0, 1)])
+def test_rows_of_the_cpu_arrive_and_others_stay(
+    pool, store, delay_s: float, least_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_rows, "LEAST_ROWS", least_rows)
     host = host_of(DelayedWorker(worker_of(pool, store), {1: delay_s}))
     taken = np.array([1, 0, 1, 0, 1, 1, 0, 1], bool)
     host.begin(TOKENS)
@@ -94,6 +98,9 @@ def test_rows_of_the_cpu_arrive_and_others_stay(pool, store, delay_s: float) -> 
 
 class Broken:
     def begin(self, *args) -> None:
+        pass
+
+    def finish_first(self, layer: int) -> None:
         pass
 
     def finish(self, layer: int) -> None:

@@ -34,7 +34,7 @@ READY, FAILED = range(2)
 """Words: the last rows that are there, and the device's complaint that none came."""
 
 
-BATCHES = (0.1, 0.35)
+BATCHES = (0.04, 0.25)
 """The pool gets a layer's rows in pieces that end at these parts of them: handing many rows over
 takes one thread a while, and meanwhile the others have the first ones."""
 LEAST_ROWS = 512
@@ -73,6 +73,7 @@ class HostRows:
         self._routed = torch.cuda.Event() if self._compiled else None  # type: ignore[no-untyped-call]
         self._turn = 0
         self._pending: int | None = None
+        self._parts: list[Groups] = []
         self._began = 0.0
         self.times = HostTimes()
 
@@ -116,7 +117,7 @@ class HostRows:
         worker = self._service.workers[Place.CPU]
         self._pending = layer
         self._turn += 1
-        parts = list(batches(groups))
+        parts = self._parts = list(batches(groups))
         for i, part in enumerate(parts):
             if i == len(parts) - 1:
                 meanwhile()
@@ -129,11 +130,14 @@ class HostRows:
 
     def join(self, layer: int, rows_RD: torch.Tensor) -> None:
         """Enqueue the CPU's rows' way into rows_RD f32 [R, D], behind their word."""
-        if self._compiled:
-            self._wait()
-        else:
+        if not self._compiled:
             self.settle()
-        take_rows(self._out, self._ints["at"], rows_RD)
+        end = 0
+        for i, part in enumerate(self._parts):
+            first, end = end, end + part.n_rows
+            if self._compiled:
+                self._wait(self._value(i))
+            take_rows(self._out, self._ints["target"], first, end, rows_RD)
 
     def settle(self) -> None:
         """End the layer that the pool is at, if any, and say so to the device, which goes on even
@@ -142,13 +146,22 @@ class HostRows:
         if layer is None:
             return
         asked = time.perf_counter()
+        worker = self._service.workers[Place.CPU]
+        try:
+            for i in range(len(self._parts) - 1):
+                worker.finish_first(layer)
+                raise_word(self._word_view, READY, self._value(i))
+        finally:
+            self._end(layer)
+        now = time.perf_counter()
+        took = now - self._began
+        self.times.seconds.append(took if now - asked > IDLE_S else -took)
+
+    def _end(self, layer: int) -> None:
         try:
             self._service.workers[Place.CPU].finish(layer)
         finally:
             raise_word(self._word_view, READY, self.awaited())
-            now = time.perf_counter()
-            took = now - self._began
-            self.times.seconds.append(took if now - asked > IDLE_S else -took)
 
     def abandon(self) -> None:
         """The chunk is void: nothing may wait for it any more."""
@@ -176,13 +189,17 @@ class HostRows:
 
     def awaited(self) -> int:
         """What the word is once the rows last asked for are there."""
-        # neither 1 nor a multiple of 16, which kernels are compiled for apart
-        return 16 * self._turn + 2
+        return self._value(len(BATCHES))
 
-    def _wait(self) -> None:
+    def _value(self, part: int) -> int:
+        """The word once so many parts of the rows, from 0, are there."""
+        # neither 1 nor a multiple of 16, which kernels are compiled for apart
+        return 16 * self._turn + 2 + part
+
+    def _wait(self, value: int) -> None:
         address = self._words.data_ptr()
         wait(
-            address + READY * WORD_BYTES, self.awaited(), DEVICE_LIMIT_NS,
+            address + READY * WORD_BYTES, value, DEVICE_LIMIT_NS,
             address + FAILED * WORD_BYTES, self._one,
         )  # fmt: skip
 
@@ -198,9 +215,7 @@ class HostRows:
         start = np.concatenate([[0], np.cumsum(count_G)]).astype(np.int32)
         order = np.arange(start[-1], dtype=np.int32)
         row = row_R[order + np.repeat(start_E[expert_G] - start[:-1], count_G)]
-        at_R = self._number("at", len(row_R)).numpy()
-        at_R.fill(-1)
-        at_R[row] = order
+        self._number("target", len(row_R)).numpy()[: len(row)] = row
         return Groups(expert_G, start, order, row // np.int32(k))
 
     def _number(self, name: str, n: int) -> torch.Tensor:

@@ -38,6 +38,10 @@ class Worker(Protocol):
         """Wait for the rows begun for this layer; nothing if none were."""
         ...
 
+    def finish_first(self, layer: int) -> None:
+        """Wait for those of the batch of this layer that was begun before the others."""
+        ...
+
 
 class PoolWorker:
     """Rows by the CPU pool, in place, asynchronously."""
@@ -73,6 +77,12 @@ class PoolWorker:
             for ticket in reversed(self._tickets.pop(layer, [])):
                 every.callback(self._pool.wait, ticket)
 
+    def finish_first(self, layer: int) -> None:
+        """Help the pool until that batch is done."""
+        tickets = self._tickets.get(layer)
+        if tickets:
+            self._pool.wait(tickets.pop(0))
+
 
 class PlainWorker:
     """Rows by plain torch in any float dtype, at once: the reference in float64."""
@@ -92,6 +102,9 @@ class PlainWorker:
             out_RD[row] = expert_rows_plain(shape, blob, x_TD[token], self._dtype)
 
     def finish(self, layer: int) -> None:
+        """Nothing is pending."""
+
+    def finish_first(self, layer: int) -> None:
         """Nothing is pending."""
 
 
@@ -122,3 +135,9 @@ class DelayedWorker:
         """Join the layer's threads."""
         for thread in self._threads.pop(layer, ()):
             thread.join()
+
+    def finish_first(self, layer: int) -> None:
+        """Join the thread of that batch."""
+        threads = self._threads.get(layer)
+        if threads:
+            threads.pop(0).join()

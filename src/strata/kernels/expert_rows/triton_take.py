@@ -11,28 +11,30 @@ import triton.language as tl
 _BLOCK = 1024
 
 
-@triton.jit
-def take_rows_kernel(source, at, rows, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (r, p): columns p * BLOCK and up of row r, if the host has it."""
-    r = tl.program_id(0).to(tl.int64)
-    from_row = tl.load(at + r).to(tl.int64)
-    if from_row >= 0:
-        d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        ok = d < D
-        tl.store(rows + r * D + d, tl.load(source + from_row * D + d, mask=ok), mask=ok)
+@triton.jit(do_not_specialize=["first"])
+def take_rows_kernel(source, row, rows, first, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Program i: number first + i of the source."""
+    i = first + tl.program_id(0).to(tl.int64)
+    to = rows + tl.load(row + i).to(tl.int64) * D
+    for d0 in tl.static_range(0, D, BLOCK):
+        d = d0 + tl.arange(0, BLOCK)
+        tl.store(to + d, tl.load(source + i * D + d, mask=d < D), mask=d < D)
 
 
-def take_rows(source_ND: torch.Tensor, at_R: torch.Tensor, rows_RD: torch.Tensor) -> None:
-    """rows[r] = source[at[r]] wherever at[r] is not negative; other rows stay. One launch.
+def take_rows(
+    source_ND: torch.Tensor, row_N: torch.Tensor, first: int, end: int, rows_RD: torch.Tensor
+) -> None:
+    """rows[row[i]] = source[i] for first <= i < end; other rows stay. One launch, or none.
 
-    source f32 [N, D] and at int32 [R] may lie in page-locked host memory.
+    source f32 [N, D] and row int32 [N] may lie in page-locked host memory.
     """
-    n_rows, width = rows_RD.shape
-    assert len(at_R) == n_rows and source_ND.shape[1] == width, (at_R.shape, source_ND.shape)
-    assert rows_RD.is_contiguous() and source_ND.is_contiguous() and at_R.is_contiguous()
-    take_rows_kernel[(n_rows, triton.cdiv(width, _BLOCK))](
-        source_ND, at_R, rows_RD, D=width, BLOCK=_BLOCK, num_warps=4
-    )
+    width = rows_RD.shape[1]
+    assert source_ND.shape[1] == width and 0 <= first <= end <= len(row_N), (first, end)
+    assert rows_RD.is_contiguous() and source_ND.is_contiguous() and row_N.is_contiguous()
+    if first < end:
+        take_rows_kernel[(end - first,)](
+            source_ND, row_N, rows_RD, first, D=width, BLOCK=_BLOCK, num_warps=4
+        )
 
 
 @triton.jit

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -38,6 +39,16 @@ class Chunk:
 
     pos_N: torch.Tensor
     state: DeviceState
+
+    @cached_property
+    def full(self) -> torch.Tensor:
+        """int32 [1] on the device: tokens of a whole piece."""
+        return torch.full((1,), PIECE, dtype=torch.int32, device=self.pos_N.device)
+
+    @cached_property
+    def rest(self) -> torch.Tensor:
+        """The same of the last piece, if it is not whole."""
+        return self.full.new_full((1,), len(self.pos_N) % PIECE)
 
     def pieces(self, size: int = PIECE) -> Iterator[slice]:
         """The chunk in runs of up to ``size`` tokens."""
@@ -101,18 +112,14 @@ def gdn(mixer: GpuGdn, x_ND: torch.Tensor, chunk: Chunk) -> torch.Tensor:
     columns, z, a, b = product(x_ND, *mixer.inputs)
     y = torch.empty_like(z)
     state, layer = chunk.state, mixer.layer
-    for piece in chunk.pieces():
-        n = torch.full((1,), piece.stop - piece.start, dtype=torch.int32, device=x_ND.device)
-        where = GdnState(
-            state.tensor(layer, "conv"),
-            state.both(layer, "recurrent"),
-            state.front_number(layer, "recurrent"),
-            mixer.done,
-        )
-        window(
-            columns[piece], z[piece], a[piece], b[piece], n, chunk.pos_N[piece], where,
-            mixer.weights, y[piece],
-        )  # fmt: skip
+    ring, both = state.tensor(layer, "conv"), state.both(layer, "recurrent")
+    # launches of the pieces take the host as long as the device: all views are made at once
+    whole = (columns, z, a, b, chunk.pos_N, y)
+    every = zip(*(torch.split(tensor, PIECE) for tensor in whole), strict=True)
+    for columns_T, z_T, a_T, b_T, pos_T, y_T in every:
+        where = GdnState(ring, both, state.front_number(layer, "recurrent"), mixer.done)
+        n = chunk.full if len(y_T) == PIECE else chunk.rest
+        window(columns_T, z_T, a_T, b_T, n, pos_T, where, mixer.weights, y_T)
         state.flip(layer, "recurrent")
     return product(y, mixer.output)[0]
 
