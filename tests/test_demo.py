@@ -19,7 +19,7 @@ import torch
 import strata
 from strata import cli
 from strata.core.divergence import compare
-from strata.core.errors import ContextLengthError, SettingError
+from strata.core.errors import ContextLengthError, InputError, SettingError
 from strata.core.types import TokenEvent
 
 MODEL = Path(__file__).resolve().parents[1] / "models" / "tiny-flash-next-Q8_0.gguf"
@@ -85,6 +85,8 @@ def test_logits_through_windows_equal_the_prompt_reader(plain: strata.Model, win
     tokens = plain.prompt_tokens(LISTS)
     through = plain.logits(tokens, through="windows", window=window)
     assert compare(plain.logits(tokens), through).kl.max() <= 1e-9
+    with pytest.raises(InputError, match='has no effect with through="prompt"'):
+        plain.logits(tokens, window=8)
 
 
 def test_text_is_the_decoded_tokens(plain: strata.Model) -> None:

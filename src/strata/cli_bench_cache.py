@@ -14,6 +14,10 @@ from strata.bench.routing import Ids, Locality, load_trace, made_up_trace, measu
 from strata.cli_flags import ENGINE, CommandParser, asked_settings
 from strata.cli_screen import open_model, say
 from strata.core.errors import SettingError
+from strata.engine.build import Ready
+
+SIZES = {"layers": 4, "experts": 128, "active": 8, "tokens": 1000}
+"""Of a made-up trace; a model's own has so many tokens."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,20 +27,20 @@ def main(arguments: Sequence[str]) -> int:
     add("model", metavar="MODEL", nargs="?", help="record the trace from this model's own text")
     add("--trace", metavar="FILE", help="a routing trace (.npy [L, tokens, experts a token])")
     add("--locality", metavar="ZIPF,REPEAT", help="a made-up trace [default 0.6,0.3]")
-    add("--layers", metavar="N", default="4", help="of a made-up trace [default 4]")
-    add("--experts", metavar="N", default="128", help="of a layer [default 128]")
-    add("--active", metavar="N", default="8", help="experts a token takes [default 8]")
-    add("--tokens", metavar="N", default="1000", help="length of the trace [default 1000]")
+    add("--layers", metavar="N", help="of a made-up trace [default 4]")
+    add("--experts", metavar="N", help="of a layer of a made-up trace [default 128]")
+    add("--active", metavar="N", help="experts a token takes of a made-up trace [default 8]")
+    add("--tokens", metavar="N", help="length of the trace [default 1000]")
     add("--slots", metavar="A,B", default="1/8,1/4,3/8", help="slots of a layer: numbers or parts "
         "of its experts [default 1/8,1/4,3/8]")  # fmt: skip
     add("--save-trace", metavar="FILE", help="keep the trace")
     add("--json", metavar="FILE", help="write the results")
     parser.add_settings(ENGINE)
     args = parser.read(arguments)
-    trace = _trace(parser, args)
+    _require_effect(parser, args)
+    trace, n_experts = _trace(parser, args)
     if args.save_trace:
         save_trace(Path(args.save_trace), trace)
-    n_experts = max(int(trace.max()) + 1, _number(parser, args, "experts") if _made(args) else 0)
     facts = measured(trace)
     layers, tokens, active = trace.shape
     print(
@@ -52,30 +56,52 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _made(args: Namespace) -> bool:
-    return args.model is None and args.trace is None
+def _require_effect(parser: CommandParser, args: Namespace) -> None:
+    """An option that the chosen kind of trace would ignore is refused."""
+    recorded = args.model is not None or args.trace is not None
+    for name in SIZES:
+        kind = "a trace that was kept" if args.trace is not None else "a model's own trace"
+        fixed = recorded if name != "tokens" else args.trace is not None
+        if fixed and getattr(args, name) is not None:
+            parser.error(f"--{name} has no effect on {kind}")
+    if args.model is None:
+        parser.refuse_settings(args, "without MODEL", ("device",))
 
 
 def _number(parser: CommandParser, args: Namespace, name: str) -> int:
     text = getattr(args, name)
+    if text is None:
+        return SIZES[name]
     if not text.isdigit() or int(text) < 1:
         parser.error(f"--{name} {text}: must be 1 or more")
     return int(text)
 
 
-def _trace(parser: CommandParser, args: Namespace) -> Ids:
+def _trace(parser: CommandParser, args: Namespace) -> tuple[Ids, int]:
+    """The trace, and how many experts a layer has."""
     given = [x for x in (args.model, args.trace, args.locality) if x is not None]
     if len(given) > 1:
         parser.error("MODEL, --trace and --locality exclude each other: one trace at a time")
-    n = {name: _number(parser, args, name) for name in ("layers", "experts", "active", "tokens")}
+    n = {name: _number(parser, args, name) for name in SIZES}
     if n["tokens"] < 4:
         raise SettingError("--tokens: a trace needs at least 4 tokens, of which half count")
     if args.trace is not None:
-        return load_trace(Path(args.trace))
+        kept = load_trace(Path(args.trace))
+        return kept, int(kept.max()) + 1
     if args.model is not None:
-        with open_model(args.model, asked_settings(args), quiet=True) as model:
-            return record_trace(model, n["tokens"], lambda text: say([text]))
+        counts: list[int] = []
+
+        def check(ready: Ready) -> None:
+            if not any(ready.plan.n_experts_L):
+                raise SettingError(f"{ready.plan.spec.family} has no routed experts to trace")
+            counts.append(max(ready.plan.n_experts_L))
+            parse_slots(args.slots, counts[0])
+
+        with open_model(args.model, asked_settings(args), quiet=True, check=check) as model:
+            return record_trace(model, n["tokens"], lambda text: say([text])), counts[0]
     if n["active"] > n["experts"]:
         raise SettingError(f"--active {n['active']} of --experts {n['experts']}: too many")
     how = Locality.parse(args.locality) if args.locality else Locality()
-    return made_up_trace(n["layers"], n["experts"], n["active"], n["tokens"], how)
+    parse_slots(args.slots, n["experts"])
+    made = made_up_trace(n["layers"], n["experts"], n["active"], n["tokens"], how)
+    return made, n["experts"]

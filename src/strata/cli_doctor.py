@@ -34,6 +34,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_settings(ENGINE)
     args = parser.read(arguments)
+    if args.model is None and args.synthetic is None:
+        parser.refuse_settings(args, "without MODEL", ("device", "workers"))
+        if args.check:
+            parser.error("--check has no effect without MODEL")
     locality = Locality.parse(args.locality)
     asked = asked_settings(args)
     look = Look(probe(), read_topology())

@@ -68,6 +68,15 @@ class CommandParser(argparse.ArgumentParser):
                 option = action.option_strings[0] if action.option_strings else action.metavar
                 self.error(f"{option} has no effect with {way}, which reads what is stored")
 
+    def refuse_settings(
+        self, args: argparse.Namespace, where: str, but: Sequence[str] = ()
+    ) -> None:
+        """SettingError for an engine setting that was given as a flag and has no effect here."""
+        given = [i for i in SETTINGS.values() if getattr(args, i.name, None) is not None]
+        for info in given:
+            if info.scope == "engine" and info.name not in but:
+                self.error(f"{info.flag} has no effect {where}")
+
     def add_settings(self, scopes: Iterable[Scope]) -> None:
         """One flag for each setting of these scopes, and --config."""
         titles = {

@@ -129,6 +129,8 @@ def test_order_of_sources(tmp_path: Path) -> None:
         ({"prompt-chunk": 3}, r"'prompt-chunk'; did you mean 'prompt_chunk'\?"),
         ({"zzz": 3}, r"unknown setting 'zzz'$"),
         ({"kv": "f8"}, "--kv f8: must be one of auto, f32, f16, int8, q4, f64"),
+        ({"defer_cpu": 2}, "--defer-cpu 2: must be one of 0, 1, check, repair"),
+        ({"defer_cpu": True}, "--defer-cpu True: must be one of"),
         ({"spec": 9}, "--spec 9: must be between 1 and 8"),
         ({"spec": 0}, "--spec 0: must be between 1 and 8"),
         ({"spec": 2.0}, "--spec 2.0: must be a whole number"),
@@ -203,6 +205,14 @@ def test_text_forms() -> None:
     assert s.stop == ("a", "b") and s.logit_bias == ((3, -2.5), (7, 1.0))
     assert load({"stop": "[not json"}).settings.stop == ("[not json",)
     assert load({"logpos": "~/x"}).settings.logpos == Path("~/x").expanduser()
+
+
+def test_a_word_that_is_a_number_may_be_one(tmp_path: Path) -> None:
+    """``defer_cpu = 1`` in a settings file and in Python is the choice "1"."""
+    config = tmp_path / "a.toml"
+    config.write_text("defer_cpu = 1\n")
+    assert load_settings(config=config, environ={}).settings.defer_cpu == "1"
+    assert Settings(defer_cpu=1).defer_cpu == "1"  # type: ignore[arg-type]
 
 
 def test_settings_are_frozen() -> None:

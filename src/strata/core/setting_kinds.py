@@ -110,6 +110,8 @@ def choice(default: str, choices: tuple[str, ...], help: str, **more: Any) -> An
     """One of a few words."""
 
     def convert(value: object) -> str:
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)  # defer_cpu = 1 in a settings file
         if value not in choices:
             raise ValueError(f"must be one of {', '.join(choices)}")
         return str(value)

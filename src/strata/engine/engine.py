@@ -217,6 +217,8 @@ class Engine:
         if through not in ("prompt", "windows"):
             raise InputError(f'through must be "prompt" or "windows", not {through!r}')
         _require_window(window)
+        if through == "prompt" and window != 1:
+            raise InputError(f'window {window} has no effect with through="prompt"')
         self.reset()
         self.state.require_room(len(token_ids))
         if through == "prompt":
