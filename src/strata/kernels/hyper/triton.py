@@ -102,6 +102,19 @@ def down(
     )  # fmt: skip
 
 
+def write_coefficients(
+    xn_TN: torch.Tensor, inject_CN: GpuWeight, streams: int, coeff_TC: torch.Tensor
+) -> None:
+    """Only the coefficients that ``down`` makes, with their bits. One launch."""
+    n_tokens, width = xn_TN.shape
+    assert width % 8 == 0, f"width {width}"
+    inject = float_rows(inject_CN)
+    down_kernel[(triton.cdiv(streams, _DOWN_ROWS),)](
+        xn_TN, inject, inject, coeff_TC, coeff_TC, T=n_tokens, N=width, R=0, C=streams,
+        INJECT=True, ROWS=_DOWN_ROWS, RUNS=DOWN_RUNS, num_warps=8, maxnreg=128, **EXACT,
+    )  # fmt: skip
+
+
 @triton.jit
 def rank_gate_kernel(
     y, lo, coeff, STRIDE: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr

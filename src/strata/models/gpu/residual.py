@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from strata.kernels.embed.triton import lookup
-from strata.kernels.hyper.triton import down, mix, rank_gate, up_mix
+from strata.kernels.hyper.triton import down, mix, rank_gate, up_mix, write_coefficients
 from strata.kernels.hyper.triton_read import StreamWeights, can_read, new_turns, read
 from strata.kernels.rms_norm.triton import Pending, add_norm
 from strata.memory.frame import BufferSpec, Frame
@@ -184,7 +184,7 @@ class StreamRead:
         self._normed(frame, kept, None)
         normed, low = rows_of(frame, kept), rows_of(frame, "hc_low").x
         if self._fused:
-            down(normed.x, self.down, self.inject, self._streams, low, coeff_TC)
+            write_coefficients(normed.x, self.inject, self._streams, coeff_TC)
             return
         product_TC = frame["hc_product"].view(-1)[: coeff_TC.numel()].view(coeff_TC.shape)
         products((self.inject,), normed, (product_TC,))
