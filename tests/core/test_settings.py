@@ -26,7 +26,7 @@ OTHER: dict[str, Any] = {
     "expert_cache": 5, "expert_profile": "p.txt",
     "expert_layout": "native", "pack": "packed", "experts_on_disk": True,
     "defer_cpu": "1", "defer_layers": [1, 3], "defer_cpu_below": 0.25,
-    "pcie_frac": 0.5, "adapt_swaps": 2, "adapt_every": 9, "adapt_policy": "lru",
+    "pcie_frac": 0.5, "wait": "memop", "adapt_swaps": 2, "adapt_every": 9, "adapt_policy": "lru",
     "adapt_decay": 0.5, "expert_profile_save": "s.txt", "defer_below_profile": "t.json",
     "route_tail_skip": 7, "quality_budget": 0.02, "profile_dir": "tuned",
     "quality_meter": "1/64", "quality_reread": True, "verify_profile": True,
