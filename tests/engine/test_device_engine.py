@@ -26,7 +26,7 @@ from strata.core.settings_resolve import Machine
 from strata.core.types import Place
 from strata.engine import build as builder
 from strata.engine.engine import Engine
-from strata.experts.pcie_share import Moved, Speeds, fixed_share
+from strata.experts.link_part import Moved, Speeds, fixed_share
 from strata.experts.share_control import SOUGHT, ShareControl
 from strata.experts.workers import DelayedWorker
 from strata.native import available_isas

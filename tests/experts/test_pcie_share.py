@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 
 from strata.core.types import Place
-from strata.experts.pcie_share import (
-    Speeds,
-    fixed_share,
-    missed_experts,
-    pcie_rule,
-    share_numerator,
-)
+from strata.experts.link_part import Speeds, fixed_share, missed_experts, share_numerator
+from strata.experts.pcie_share import pcie_rule
 from strata.kernels.plan import make_plan
 
 EXPERT = np.array([7, 3, 5, 3, 1, 0], np.int32)

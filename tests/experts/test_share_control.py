@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strata.experts.pcie_share import Moved, fixed_share
+from strata.experts.link_part import Moved, fixed_share
 from strata.experts.share_control import ShareControl, compared
 
 MOST = 10

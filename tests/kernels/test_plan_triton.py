@@ -10,7 +10,8 @@ import torch
 
 from strata.core.types import Place
 from strata.experts.late import late_rule
-from strata.experts.pcie_share import fixed_share, pcie_rule
+from strata.experts.link_part import fixed_share
+from strata.experts.pcie_share import pcie_rule
 from strata.experts.tail_skip import tail_rule
 from strata.kernels.plan import Plan, make_plan
 from strata.kernels.plan import triton as gpu

@@ -26,7 +26,7 @@ from strata.engine.overlaps import choices
 from strata.engine.page_locks import lock_experts
 from strata.experts.device_service import DeviceService
 from strata.experts.fast_tier import FastTier
-from strata.experts.pcie_share import Moved, share_numerator
+from strata.experts.link_part import Moved, share_numerator
 from strata.experts.prompt_experts import PromptExperts
 from strata.experts.share_control import SOUGHT, ShareControl
 from strata.experts.store import ExpertLayer, ExpertStore, Progress, stride_of

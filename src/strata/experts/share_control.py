@@ -17,7 +17,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from strata.experts.pcie_share import MOST_PARTS, Moved, Speeds, fixed_share
+from strata.experts.link_part import MOST_PARTS, Moved, Speeds, fixed_share
 
 TRIES = 10
 """Windows of each pair before they are compared."""

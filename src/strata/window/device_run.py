@@ -18,7 +18,7 @@ import torch
 from strata.core.settings import Settings
 from strata.core.types import Place
 from strata.experts.device_service import DeviceService
-from strata.experts.pcie_share import missed_experts
+from strata.experts.link_part import missed_experts
 from strata.experts.share_control import SOUGHT, ShareControl
 from strata.kernels.words import triton_memop as memop
 from strata.kernels.words.triton import ring, wait
