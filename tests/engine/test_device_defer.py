@@ -55,7 +55,7 @@ FAULTS = {
     "no wait": lambda p: dropped(p, "wait_late:2"),
     "wait behind the join": lambda p: moved(p, "wait_late:2", "late_join:2"),
     "join behind the FFN read": lambda p: moved(p, "late_join:2", "ffn_read:3"),
-    "join behind the plan": lambda p: moved(p, "late_join:2", "plan:3"),
+    "join behind plan and ring": lambda p: moved(p, "late_join:2", "ring:3"),
     "wait behind the next ring": lambda p: moved(p, "wait_late:2", "ring:3"),
 }
 
