@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -75,14 +76,18 @@ class PromptExperts:
         self.known: set[tuple[str, int, bool]] = set()
         """(numerics, tokens, whether the CPU had a share) of chunks that were read before: all
         their kernels are loaded."""
-        self._ahead = self._shared = False
+        self._known = self._shared = False
+        self._kinds: Sequence[Hashable] = ()
+        self._seen: set[Hashable] = set()
         self._unlearned: tuple[str, int, bool] | None = None
         self._copied: list[int] = []
         self._lessons = 0
 
     @contextmanager
-    def reading(self, n_tokens: int, numerics: str) -> Iterator[None]:
-        """Around a chunk; what it leaves on the device's stream may still run at the end."""
+    def reading(self, n_tokens: int, numerics: str, kinds: Sequence[Hashable]) -> Iterator[None]:
+        """Around a chunk; what it leaves on the device's stream may still run at the end.
+
+        kinds: of each layer; those of one kind launch the same kernels with the same shapes."""
         if self._unlearned is not None and self._may_learn():
             self._learn(*self._unlearned)
         ahead = 1.0
@@ -92,9 +97,8 @@ class PromptExperts:
         self._copied = []
         self.service.show(self.stream.begin(ahead))
         self.host.begin(n_tokens)
-        # a kernel's first launch may wait for the device, and the device for the CPU's rows
         kind = (numerics, n_tokens, self._shared)
-        self._ahead = kind in self.known
+        self._known, self._kinds, self._seen = kind in self.known, kinds, set()
         with self.service.without_link():
             try:
                 yield
@@ -103,11 +107,12 @@ class PromptExperts:
                 self.host.abandon()
                 raise
         if self._compiled and self.stream.routed:
-            self._unlearned = numerics, n_tokens, self._ahead
+            self._unlearned = numerics, n_tokens, self._known
         self.known.add(kind)
 
     def begun(self, layer: int) -> None:
         """The layer's mixer follows."""
+        self._seen.update(self._kinds[layer - 1 : layer])
         self.clock.mark(layer, "begun")
 
     def routed(self, layer: int, x_ND: torch.Tensor, groups: GpuGroups) -> None:
@@ -139,10 +144,16 @@ class PromptExperts:
     def joined(self, layer: int, rows_RD: torch.Tensor) -> None:
         """The CPU's rows are in their places of rows_RD f32 [R, D] from here on."""
         if self._shared:
-            if not self._ahead:
+            if not self._may_go_ahead(layer):
                 self.host.settle()
             self.host.join(layer, rows_RD)
         self.clock.mark(layer, "joined")
+
+    def _may_go_ahead(self, layer: int) -> bool:
+        """Whether what follows the layer's rows may be launched before they are there: a kernel's
+        first launch may wait for the device, which waits for the rows, so there must be none."""
+        after = self._kinds[layer : layer + 2]
+        return self._known or self._seen.issuperset(after)
 
     def _missed(self) -> Missed:
         """What the next chunk misses."""
@@ -168,19 +179,18 @@ class PromptExperts:
         self._unlearned = None
         torch.cuda.current_stream().synchronize()
         layers, clock, stream = self.stream.routed, self.clock, self.stream
-        if not known and len(self.known) > 1:
-            return
         copied = self._copied or [int(stream.missing(i).sum()) for i in layers]
         n_bytes = [n * stream.expert_bytes(i) for n, i in zip(copied, layers, strict=True)]
         mixers = [clock.seconds((i, "begun"), (i, "routed")) for i in layers]
-        ends = [clock.seconds((layers[0], "joined"), (i, "joined")) for i in layers]
-        waited = [i for i, s in enumerate(self.host.times.seconds) if s > 0] if known else []
+        spans = [clock.seconds((a, "joined"), (b, "joined")) for a, b in pairwise(layers)]
+        waited = [i for i, s in enumerate(self.host.times.seconds) if s > 0]
+        # of a length's first chunk most layers tell what those that compiled do not
+        middle = statistics.mean if known else statistics.median
         self.policy.learn(numerics, n_tokens, Measured(
             statistics.mean(n_bytes),
             statistics.mean(stream.copy_seconds(i) for i in layers),
-            # of the first chunk most layers tell what the compiling ones do not
-            statistics.mean(mixers) if known else statistics.median(mixers),
-            ends[-1] / max(1, len(layers) - 1) if known else 0.0,
+            middle(mixers),
+            middle(spans) if spans else 0.0,
             _mean([self.host.times.seconds[i] for i in waited]),
             tuple(waited),
         ))  # fmt: skip

@@ -109,6 +109,8 @@ class ChunkReader:
         self._net, self._state, self.experts = network, state, experts
         self._recorded: Recorded | None = None
         self._compiled = network.device.type == "cuda"
+        # all else is recorded
+        self._kinds = [(type(ffn), i in network.ngrams) for i, ffn in enumerate(network.ffns)]
 
     def read(self, tokens: Sequence[int], n_head: int) -> torch.Tensor:
         """Commit the tokens, a multiple of PIECE; logits f32 [n_head, V] of the last, on the host.
@@ -128,7 +130,7 @@ class ChunkReader:
         chunk["ids"].copy_(torch.tensor(tokens))
         for rows in self._net.ngram_rows.values():
             chunk["ngram_rows"].copy_(rows(self._state.tokens, tokens))
-        with self.experts.reading(len(tokens), "exact"):
+        with self.experts.reading(len(tokens), "exact", self._kinds):
             for i in range(pieces):
                 carry.bring(i, ("ids",))
                 recorded.embed()

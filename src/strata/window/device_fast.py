@@ -15,6 +15,7 @@ from strata.experts.prompt_experts import PromptExperts
 from strata.kernels.combine.triton import combine
 from strata.kernels.embed.triton import lookup
 from strata.kernels.expert_rows.triton_gemm import expert_rows_many, groups_of_rows
+from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.linear.triton_gemm import half_rows, new_half_rows
 from strata.kernels.rms_norm.triton import Pending
 from strata.kernels.router import route_rows
@@ -31,6 +32,26 @@ def can_read(network: GpuNetwork) -> bool:
     return all(isinstance(mixer, GpuGdn | GpuAttention) for mixer in network.mixers)
 
 
+def _kind(network: GpuNetwork, layer: int) -> str:
+    """Equal for layers that launch the same kernels."""
+    residual = network.residual
+    parts = (
+        network.mixers[layer], network.ffns[layer], network.ngrams.get(layer),
+        residual.reader("attn", layer), residual.reader("ffn", layer),
+    )  # fmt: skip
+    return "; ".join(
+        f"{type(part).__name__} {getattr(part, 'spec', '')} {_matrices(part)}" for part in parts
+    )
+
+
+def _matrices(part: object) -> list[str]:
+    """Types and sizes of the matrices that an object holds, in lists and in objects of its own."""
+    if isinstance(part, GpuWeight):
+        return [f"{part.type} {part.n_rows} x {part.n_cols}"]
+    held = part if isinstance(part, list | tuple) else getattr(part, "__dict__", {}).values()
+    return [text for one in held for text in _matrices(one)]
+
+
 class FastReader:
     """Reads chunks of any length."""
 
@@ -38,6 +59,7 @@ class FastReader:
 
     def __init__(self, network: GpuNetwork, state: DeviceState, experts: PromptExperts) -> None:
         self._net, self._state, self.experts = network, state, experts
+        self._kinds = [_kind(network, layer) for layer in range(network.spec.n_layers)]
 
     def read(self, tokens: Sequence[int], n_head: int) -> torch.Tensor:
         """Commit the tokens; logits f32 [n_head, V] of the last, on the host. ContextLengthError
@@ -52,7 +74,7 @@ class FastReader:
         count, width = net.spec.streams, net.spec.d_model
         shape = (n, width) if count == 1 else (n, count, width)
         streams = torch.empty(shape, dtype=torch.float32, device=device)
-        with self.experts.reading(n, "fast"):
+        with self.experts.reading(n, "fast", self._kinds):
             lookup(net.residual.table, ids, streams)
             for layer in range(net.spec.n_layers):
                 if layer in net.ngrams:
