@@ -136,7 +136,11 @@ def tunings(is_float: bool) -> list[Tuning]:
     if is_float:
         return [Tuning(w, 16, r, 1) for w, r in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16))]
     tiles = [(1, 4), (1, 8), (1, 16), (2, 16), (2, 32), (4, 32), (4, 64)]
-    return [Tuning(w, r, 1, s) for (w, r), s in itertools.product(tiles, (3, 4, 5, 7))]
+    spread = [(1, 8, 2), (2, 8, 4), (4, 8, 8), (2, 16, 2), (4, 16, 4)]
+    return [
+        *(Tuning(w, r, 1, s) for (w, r), s in itertools.product(tiles, (3, 4, 5, 7))),
+        *(Tuning(w, r, 1, 0, b) for w, r, b in spread),
+    ]
 
 
 def measure_linear(

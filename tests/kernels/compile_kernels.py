@@ -18,7 +18,7 @@ from strata.kernels.expert_rows import layout
 from strata.kernels.expert_rows import triton as experts
 from strata.kernels.expert_rows.launch import GpuExpert, gpu_expert, tune_down, tune_gate_up
 from strata.kernels.gpu_matrix import float_matrix, tile_matrix
-from strata.kernels.linear.launch import Part, is_narrow
+from strata.kernels.linear.launch import Part, is_narrow, room_bytes, spread_of, tune
 from strata.kernels.linear.triton import linear_kernel
 from strata.kernels.quantize.triton import quantize_kernel
 from strata.kernels.triton_common import EXACT
@@ -68,10 +68,26 @@ def linear_ptx(n_tokens: int) -> str:
         start = parts[-1].end
     constants = {
         "T": n_tokens, "K": 2560, "SLOTS": 80, "PARTS": tuple(parts),
-        "STRIDES": (512, 512, 256, 48),
+        "STRIDES": (512, 512, 256, 48), "ROOM": 0,
     }  # fmt: skip
     four = {"weights": ("i64",) * 4, "outs": ("i64",) * 4, "scales": ("fp32",) * 4}
     return ptx(linear_kernel, constants, 1, **four)
+
+
+def spread_ptx() -> str:
+    """Few long rows, as the rule lays them out: blocks spread over the threads."""
+    matrix = tile_matrix("Q6_K", 2560, 6144)
+    n = tune([matrix], 1)
+    spread = spread_of(matrix, 1, n)
+    assert spread is not None
+    programs = 2560 // n.tile_rows
+    part = Part(matrix, True, 0, 1, 0, programs, n.tile_rows, 0, False, False, spread)
+    constants = {
+        "T": 1, "K": 6144, "SLOTS": 192, "PARTS": (part,), "STRIDES": (2560,),
+        "ROOM": room_bytes((part,), 1),
+    }  # fmt: skip
+    one = {"weights": ("i64",), "outs": ("i64",), "scales": ("fp32",)}
+    return ptx(linear_kernel, constants, n.warps, **one)
 
 
 def gate_up_ptx(e: GpuExpert, n_tokens: int, batch: int) -> str:
@@ -109,7 +125,8 @@ def facts(text: str) -> dict[str, int]:
         "loads_16": len(re.findall(r"ld\.global(\.\w+)*\.v4\.b32", text)),
         "byte_loads": len(re.findall(r"ld\.global(\.\w+)*\.[bu]8", text)),
         "approximate": len(re.findall(r"div\.full|div\.approx|ex2\.approx", text)),
-        "dots": len(re.findall(r"dp4a\.s32\.s32", text)),
+        "dots": len(re.findall(r"dp4a\.[su]32\.s32", text)),
+        "handed_on": len(re.findall(r"st\.shared\.v4\.b32 \[%r", text)),
     }
     return count
 
@@ -119,6 +136,7 @@ def main() -> None:
     iq3 = expert(("IQ3_XXS", "IQ3_XXS", "IQ4_NL"), "tiles")
     texts = {
         "linear": linear_ptx(2),
+        "spread": spread_ptx(),
         "gate_up": gate_up_ptx(iq3, 2, 2),
         "down": down_ptx(iq3, 2, 2),
         "down_registers": down_ptx(iq3, 1, 1),

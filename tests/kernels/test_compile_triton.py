@@ -38,6 +38,14 @@ def test_weights_through_registers_are_read_wide(facts):
     assert found["loads_16"] >= 3 * 4 + 2
 
 
+def test_spread_blocks_are_in_flight_together(facts):
+    """Six steps of 8 words and activations by loads of 16 bytes; factors of 4 rows handed on."""
+    found = facts["spread"]
+    assert found["copies_16"] == found["byte_loads"] == 0
+    assert found["loads_16"] >= 6 * (8 + 2)
+    assert found["handed_on"] == 6 * 4
+
+
 @pytest.mark.parametrize("name", TILES)
 def test_weights_are_read_wide(facts, name):
     """Code words come by asynchronous copies of 16 bytes; nothing is read byte by byte."""

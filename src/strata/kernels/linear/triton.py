@@ -77,7 +77,7 @@ def _run_part(P: tl.constexpr, STRIDES: tl.constexpr, x, q, meta, weights, outs,
 def linear_kernel(
     x, q, meta, weights, outs, scales,
     T: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr,
-    PARTS: tl.constexpr, STRIDES: tl.constexpr, ROOM: tl.constexpr = 0,
+    PARTS: tl.constexpr, STRIDES: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     """Program p computes rows of the part that it belongs to, for all T tokens."""
     room = 0
