@@ -105,6 +105,8 @@ def test_bad_calls(words: list[str], why: str, capsys: pytest.CaptureFixture[str
         (["--arms", "off,x=defer-cpu:1+defer-layers:99"], "arm x: --defer-layers 99: these cannot"),
         (["--arms", "x=expert-cache:99"], "arm x: --expert-cache 99: this model has only"),
         (["--arms", "off,x=kv:int8"], "arm x changes kv, which is fixed when a model is loaded"),
+        (["--slots", "4,0", "--adapt-swaps", "2"], "exclude --adapt-swaps"),
+        (["--context", "3"], "prompt and answer take 4 tokens or more, the context holds 3"),
         (["--trace", "none.npy"], "routing trace none.npy: cannot be read"),
     ],
 )

@@ -18,6 +18,7 @@ import numpy as np
 
 from strata.bench.made_up_state import fill_state
 from strata.bench.routing import Replay
+from strata.core.errors import SettingError
 from strata.core.types import Place
 from strata.engine.draft import Drafter
 from strata.engine.engine import Engine
@@ -120,6 +121,15 @@ class Measured:
         """Mean tokens that a window gave."""
         runs = self.of(arm)
         return sum(r.tokens for r in runs) / max(1, sum(r.windows for r in runs))
+
+
+def require_room(n_tokens: int, context_tokens: int) -> None:
+    """SettingError for a prompt and answer that the context does not hold."""
+    if n_tokens > context_tokens:
+        raise SettingError(
+            f"prompt and answer take {n_tokens} tokens or more, the context holds "
+            f"{context_tokens}; use --tokens N, or --context N if the model has more"
+        )
 
 
 class Decoder:

@@ -19,7 +19,7 @@ from strata.bench.machine import VramPeak, measure_bandwidths
 from strata.bench.placed import AT, Asked, forecast
 from strata.bench.predict import Prediction, planned_slots
 from strata.bench.prompts import SHORT, long_text, monotony, random_prompt
-from strata.bench.protocol import Decoder, Plan, Run, measure_arms
+from strata.bench.protocol import Decoder, Plan, Run, measure_arms, require_room
 from strata.bench.report import Record, record_of
 from strata.bench.routing import (
     Ids,
@@ -31,7 +31,7 @@ from strata.bench.routing import (
     moe_layers,
     require_fit,
 )
-from strata.bench.sweep import Phases, Slots, settle
+from strata.bench.sweep import Phases, Slots, require_no_swaps, settle
 from strata.bench.traffic import traffic_of
 from strata.core.errors import SettingError
 from strata.core.settings_load import Effective
@@ -121,8 +121,11 @@ def run_speed(
     finally:
         checkpoint.close()
     groups = list(_groups(options, asked))
+    if options.slots:
+        require_no_swaps(asked.settings.adapt_swaps)
     for arm in options.arms:
-        require_arm(arm.name, arm.asked(asked), plan.spec, plan.n_pairs)
+        settings = require_arm(arm.name, arm.asked(asked), plan.spec, plan.n_pairs)
+        require_room(1 + options.tokens, settings.context)
     trace = _trace(options, plan.spec)
     if trace is not None:
         require_fit(plan.spec, moe_layers(plan.spec), trace)
@@ -363,11 +366,7 @@ def _prompts(options: Options, model: Model, at: int | None, say: Say) -> list[l
             asked = [{"role": "user", "content": words}] if model.chats else words
             found.append(model.prompt_tokens(asked))
     most = max(map(len, found)) + options.tokens
-    if most > model.engine.context_tokens:
-        raise SettingError(
-            f"prompt and answer take {most} tokens, the context holds "
-            f"{model.engine.context_tokens}; use --tokens N, or --context N if the model has more"
-        )
+    require_room(most, model.engine.context_tokens)
     for warning in dict.fromkeys(filter(None, map(monotony, found))):
         say(f"warning: {warning}")
     return found

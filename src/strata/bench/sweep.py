@@ -19,15 +19,20 @@ MOST_SETTLING = 480
 """Windows after which a PCIe share that is still sought is taken as it is."""
 
 
+def require_no_swaps(adapting: object) -> None:
+    """SettingError when cached experts are exchanged."""
+    if adapting:
+        raise SettingError(
+            "several sizes of the fast tier on one engine exclude --adapt-swaps: what it moved for "
+            "one size would be kept for the next; give one size a call"
+        )
+
+
 class Slots:
     """The fast tier of a loaded engine, in other sizes than it was loaded with."""
 
     def __init__(self, engine: Engine) -> None:
-        if engine.adapter is not None:
-            raise SettingError(
-                "several sizes of the fast tier on one engine exclude --adapt-swaps: what it moved "
-                "for one size would be kept for the next; give one size a call"
-            )
+        require_no_swaps(engine.adapter)
         self._engine = engine
         counts = [len(addresses) for addresses in engine.service.tier.address_LE]
         profile = engine.settings.expert_profile
