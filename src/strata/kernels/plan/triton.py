@@ -142,7 +142,7 @@ def plan_kernel(
         _bring_near(vram + s)
         if HOST:
             _bring_near(host + s)
-            _bring_near(moved + k)
+    moved_k = tl.load(moved + k, mask=(k < K) & (T == 1), other=0)
     threshold = tl.load(below)
     tail_rank = tl.load(tail)
     if D > 0:
@@ -163,7 +163,7 @@ def plan_kernel(
     kept = ((k < tail_rank) | (tail_rank <= 0)).to(tl.int32)
     if T == 1:
         plan_one(
-            e, heavy, kept, vram, host, moved, place, g_addr, g_start, g_row, g_token, g_count,
+            e, heavy, kept, vram, host, moved_k, place, g_addr, g_start, g_row, g_token, g_count,
             counts, ints, word, value, K, KP, R, HOST, RINGS,
         )  # fmt: skip
     else:

@@ -31,9 +31,9 @@ def _nonzero_bytes(m):
 
 
 @triton.jit
-def _place(fast, far, before, n_missed, moved, heavy, kept):
+def _place(fast, far, before, n_missed, i, moved, heavy, kept):
     """Place of each row. before: experts missed before its own."""
-    n_moved = tl.load(moved + n_missed - 1, mask=n_missed > 0, other=0)
+    n_moved = tl.sum(tl.where(i == n_missed - 1, moved, 0), axis=0)
     pcie = (far != 0) & (before >= n_missed - n_moved)
     code = tl.where(heavy != 0, _CPU, _LATE)
     code = tl.where(pcie, _PCIE, code)
@@ -107,7 +107,7 @@ def plan_one(
     fast = addr != 0
     missed = (ok & (fast == 0) & (kept != 0)).to(tl.int32)
     before = tl.cumsum(missed, 0) - missed
-    code = _place(fast, far, before, tl.sum(missed, axis=0), moved, heavy, kept)
+    code = _place(fast, far, before, tl.sum(missed, axis=0), k, moved, heavy, kept)
     tl.store(place + k, code.to(tl.int8), mask=ok)
     # how many rows of each place, eight bits each
     one = tl.where(ok & (code < _SKIPPED), (k * 0 + 1) << (code * 8), 0)
@@ -148,6 +148,7 @@ def plan_all(
     token, rank = i // K2, i % K2
     ok = (token < T) & (rank < K)
     row = token * K + rank
+    moved_i = tl.load(moved + i, mask=i < T * K, other=0)
     e = tl.load(expert + row, mask=ok, other=0)
     said = tl.load(table + e, mask=ok, other=0)
     addr = tl.load(vram + e, mask=ok, other=0)
@@ -167,7 +168,7 @@ def plan_all(
     missed = (lead & (fast == 0) & kept).to(tl.int32)
     before = tl.gather(tl.cumsum(missed, 0) - missed, leader, 0)
     n_missed = tl.sum(missed, axis=0)
-    code = _place(fast, far, before, n_missed, moved, (said & _HEAVY) != 0, kept)
+    code = _place(fast, far, before, n_missed, i, moved_i, (said & _HEAVY) != 0, kept)
     tl.store(place + row, code.to(tl.int8), mask=ok)
     # rows of each place, eight bits each, and above them its groups
     both = (_nonzero_bytes(said).to(tl.int64) | (one64 << 32)) << (code * 8).to(tl.int64)
