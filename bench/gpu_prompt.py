@@ -3,8 +3,9 @@
     python bench/gpu_prompt.py synthetic:qwen4_exp-125b:IQ3_S --case 0:512,0.1:4096 --json FILE
 
 The model is loaded once. A case is a share of all experts in VRAM and a number of tokens; --chunk
-tokens go through a layer at a time. The limit: bytes of the experts that are not in VRAM, once a
-chunk, at the speed of the link measured here; in the file's types, and as the experts lie in RAM.
+tokens go through a layer at a time; --settings '{"prompt_cpu": 0.4}' fixes the CPU's share. The
+limit: bytes of the experts that are not in VRAM, once a chunk, at the speed of the link measured
+here; in the file's types, and as the experts lie in RAM. With a share for the CPU it can be passed.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def line(row: dict[str, Any]) -> str:
     return (
         f"{row['tokens']} tokens, {row['cache']:.0%} of the experts in VRAM, {row['numerics']}: "
         f"{row['tok_s']:.0f} tok/s, {row['s']:.3f} s (the first {row['first_s']:.1f} s); the link "
-        f"alone {row['limit_s']:.3f} s: {row['limit_share']:.1%} of its limit"
+        f"alone {row['limit_s']:.3f} s: {row['limit_share']:.1%} of its limit, "
+        f"{row['cpu_share']:.0%} of the missed experts not copied"
         f" ({row['limit_share_laid_out']:.1%} for the bytes as they lie in RAM)"
     )
 
@@ -92,7 +94,8 @@ class Prompts:
         self._n_pairs = sum(len(addresses) for addresses in self._tier.address_LE)
         self._per_file_byte = self._tier.store.n_bytes / file_bytes
         # both stream through the same two buffers
-        parts = (runner.network, runner.state, runner._reader.experts)
+        self._experts = runner._reader.experts
+        parts = (runner.network, runner.state, self._experts)
         self._readers = {"exact": ChunkReader(*parts)}
         if can_read(runner.network):
             self._readers["fast"] = FastReader(*parts)
@@ -128,7 +131,8 @@ class Prompts:
             "link_gb_s": self._link / 1e9, "limit_s": laid_out / self._per_file_byte,
             "limit_share": laid_out / self._per_file_byte / seconds,
             "limit_share_laid_out": laid_out / seconds, "vram_peak_bytes": vram.n_bytes,
-            "vram_peak_by": vram.source, **self._beside_exact(n_tokens, logits),
+            "vram_peak_by": vram.source, "cpu_share": self._experts.cpu_share,
+            **self._beside_exact(n_tokens, logits),
         }  # fmt: skip
 
     def _beside_exact(self, n_tokens: int, logits: np.ndarray) -> dict[str, float]:

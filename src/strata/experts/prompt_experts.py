@@ -149,6 +149,12 @@ class PromptExperts:
             self.host.join(layer, rows_RD)
         self.clock.mark(layer, "joined")
 
+    @property
+    def cpu_share(self) -> float:
+        """Of the last chunk's missed experts, those that did not come over the link."""
+        missed = sum(int(self.stream.missing(i).sum()) for i in self.stream.routed)
+        return 1 - sum(self._copied) / missed if self._copied and missed else 0.0
+
     def _may_go_ahead(self, layer: int) -> bool:
         """Whether what follows the layer's rows may be launched before they are there: a kernel's
         first launch may wait for the device, which waits for the rows, so there must be none."""
