@@ -8,10 +8,10 @@ import torch
 
 from strata.formats.tiles import tile_format
 from strata.formats.weight_types import TYPES
-from strata.kernels.gpu_matrix import matrix_of
+from strata.kernels.gpu_matrix import float_matrix, matrix_of, tile_matrix
 from strata.kernels.gpu_weight import to_gpu
 from strata.kernels.linear import linear, linear_contract
-from strata.kernels.linear.launch import Tuning
+from strata.kernels.linear.launch import Tuning, tune
 from strata.kernels.linear.triton import linear as linear_triton
 from strata.kernels.numerics import fma32
 from strata.kernels.quantize import new_quantized, quantize
@@ -74,6 +74,17 @@ def test_shapes_and_tunings(name, n_rows, n_blocks, tuning, triton_device):
     rng = np.random.default_rng(n_rows)
     w, x = make_weight(name, n_rows, 32 * n_blocks, rng), rows(rng, 2, 32 * n_blocks)
     same_bits(run([w], x, triton_device, tuning)[0], linear_contract(x, w))
+
+
+def test_rule_for_spread_blocks():
+    """Few long rows in tiles alone, up to 4 tokens, when all their factors fit (launch's text)."""
+    long, short = tile_matrix("Q6_K", 2560, 6144), tile_matrix("Q6_K", 2560, 2560)
+    many, wide = tile_matrix("Q6_K", 8192, 6144), tile_matrix("Q2_K", 2560, 6144)
+    floats = float_matrix("BF16", 48, 6144)
+    spread = [([long], 1), ([long], 4), ([wide], 2)]
+    lanes = [([long], 5), ([short], 1), ([many], 1), ([long, floats], 1), ([wide], 4)]
+    assert {tune(matrices, n).blocks for matrices, n in spread} == {4}
+    assert {tune(matrices, n).blocks for matrices, n in lanes} == {1}
 
 
 def test_bad_activations(triton_device):
