@@ -8,6 +8,7 @@ activations between the two halves of the feed-forward.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
@@ -99,6 +100,13 @@ def gpu_expert(shape: ExpertShape) -> GpuExpert:
         shape.activation,
         shape.swiglu_limit,
     )
+
+
+@cache
+def first_half(expert: GpuExpert) -> GpuExpert:
+    """What gate and up need, so that experts that differ in down share a compiled kernel."""
+    down = expert.gate if expert.gate_is_tiles == expert.tiles_out else expert.down
+    return replace(expert, down=down, down_offset=0, down_bias_offset=-1)
 
 
 def _matrix(kind: str, layout: str, n_rows: int, n_cols: int) -> Matrix:

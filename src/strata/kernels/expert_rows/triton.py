@@ -21,6 +21,7 @@ from strata.kernels.expert_rows.launch import (
     RowTuning,
     batch_of,
     dense_expert,
+    first_half,
     tune_down,
     tune_gate_up,
 )
@@ -299,7 +300,7 @@ def gate_up(
         h,
         h_q,
         h_meta,
-        E=expert,
+        E=first_half(expert),
         N=tuning,
         T=n_tokens,
         SLOTS_X=slots_x,

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from strata.kernels.expert_rows.launch import GpuExpert, GpuGroups
+from strata.kernels.expert_rows.launch import GpuExpert, GpuGroups, first_half
 from strata.kernels.linear.triton_gemm import GemmTuning, HalfRows, half_rows, half_values
 from strata.kernels.triton_common import INTERPRET, activate, interpreted_int
 
@@ -161,12 +161,6 @@ def down_kernel(
 
 
 @cache
-def _first_half(expert: GpuExpert) -> GpuExpert:
-    """What gate and up need, so that experts that differ in down share a kernel."""
-    return replace(expert, down=expert.gate, down_offset=0, down_bias_offset=-1)
-
-
-@cache
 def _second_half(expert: GpuExpert) -> GpuExpert:
     """What down needs, wherever it lies."""
     return replace(
@@ -207,7 +201,7 @@ def expert_rows_many(
     }  # fmt: skip
     table = (groups.addr, groups.start, groups.entry_row)
     gate_up_kernel[(triton.cdiv(expert.d_expert, tuning.rows), n_groups)](
-        *table, groups.entry_token, x.data, x.factor, h_RF, E=_first_half(expert), **shape
+        *table, groups.entry_token, x.data, x.factor, h_RF, E=first_half(expert), **shape
     )
     half_rows(h_RF, h_half)
     down_kernel[(triton.cdiv(expert.d_model, tuning.rows), n_groups)](
