@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from strata.core.settings import SETTINGS
 from strata.serve.errors import ApiError
 
 NO_LIMIT = 1 << 31
 """Tokens: as many as the context has room for."""
 _LENGTH = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict",
            "max_new_tokens", "num_predict")  # fmt: skip
+_FIXED = tuple(n for n, i in SETTINGS.items() if i.scope == "engine" and i.changes_output)
 _STOP = ("stop", "stop_sequences", "stopping_strings")
 _REPEAT = ("repetition_penalty", "repeat_penalty")
 SYNONYMS = (_LENGTH, _STOP, _REPEAT)
@@ -74,6 +76,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": _ZERO[:2], "presence_penalty": _ZERO[:2], "overlap": (None, "auto"),
     **dict.fromkeys(_REPEAT, _ONE), **dict.fromkeys(_STOP, _EMPTY),
     **dict.fromkeys(_LENGTH, _NONE), **dict.fromkeys(FORMS, (None, "")),
+    **dict.fromkeys(_FIXED, _NONE),
 }  # fmt: skip
 """What would change an answer and is not had, and the values that mean "do not"."""
 _RANGES = ("repeat_last_n", "penalty_last_n", "repetition_penalty_range", "rep_pen_range")
@@ -84,6 +87,7 @@ _INSTEAD = {
     "truncate_prompt_tokens": "a shorter prompt", "stop_token_ids": "stop",
     "bad_words": "logit_bias", "bad_words_ids": "logit_bias", "allowed_token_ids": "logit_bias",
     "do_sample": "temperature", "system": "a message of the role system",
+    **dict.fromkeys(_FIXED, "overlap, or give it when the server is started"),
 }  # fmt: skip
 
 
