@@ -20,6 +20,7 @@ from strata.kernels.expert_rows.launch import GpuExpert, gpu_expert, tune_down, 
 from strata.kernels.gpu_matrix import float_matrix, tile_matrix
 from strata.kernels.linear.launch import Part, is_narrow, room_bytes, spread_of, tune
 from strata.kernels.linear.triton import linear_kernel
+from strata.kernels.plan.triton import plan_kernel
 from strata.kernels.quantize.triton import quantize_kernel
 from strata.kernels.triton_common import EXACT
 
@@ -117,6 +118,21 @@ def combine_ptx() -> str:
     return ptx(combine_kernel, constants | dict.fromkeys(flags, True), 1)
 
 
+def plan_ptx() -> str:
+    """Routing and plan of one token of the flagship."""
+    constants = {
+        "T": 1, "T2": 1, "K2": 16, "D": 0, "D2": 1, "R": 10, "ROUTES": True, "HOST": False,
+        "RINGS": False, "E": 512, "E2": 512, "K": 10, "KP": 32, "SCORING": "softmax",
+        "NORMALIZE": True, "SCALE": 1.0, "GROUPS": 1, "KEPT": 1, "BIAS": False, "CORRECTION": False,
+    }  # fmt: skip
+    types = dict.fromkeys(("logits", "bias", "correction", "below"), "*fp32")
+    types |= dict.fromkeys(("expert", "moved", "tail", "counts", "arrived"), "*i32")
+    types |= dict.fromkeys(("g_start", "g_row", "g_token", "g_count"), "*i32")
+    types |= dict.fromkeys(("vram", "host", "g_addr", "said"), "*i64")
+    types |= {"x_out": "i64", "ints": "i64", "word": "i64", "value": "i32", "STRIDE": "i32"}
+    return ptx(plan_kernel, constants, 1, **types)
+
+
 def facts(text: str) -> dict[str, int]:
     """Counts of what matters in PTX."""
     count = {
@@ -126,6 +142,8 @@ def facts(text: str) -> dict[str, int]:
         "byte_loads": len(re.findall(r"ld\.global(\.\w+)*\.[bu]8", text)),
         "approximate": len(re.findall(r"div\.full|div\.approx|ex2\.approx", text)),
         "dots": len(re.findall(r"dp4a\.[su]32\.s32", text)),
+        "barriers": len(re.findall(r"bar(rier)?\.(\w+\.)*sync", text)),
+        "over_a_warp": len(re.findall(r"redux\.sync", text)),
         "handed_on": len(re.findall(r"st\.shared\.v4\.b32 \[%r", text)),
     }
     return count
@@ -143,6 +161,7 @@ def main() -> None:
         "down_float": down_ptx(expert(("BF16",) * 3, "native"), 2, 2),
         "dense": dense_ptx(expert(("Q4_K", "Q4_K", "Q6_K"), "tiles", f=768), 2),
         "combine": combine_ptx(),
+        "plan": plan_ptx(),
         "quantize": ptx(quantize_kernel, {"NB": 80, "SLOTS": 80, "N": 8}, 2),
     }
     print(json.dumps({name: facts(text) for name, text in texts.items()}))
