@@ -53,7 +53,8 @@ def imposed(path: Path, cpu_us: float) -> None:
 def test_greedy_text_repeats_with_a_stored_profile(tmp_path: Path) -> None:
     """Twice the same 16 tokens; a slower CPU leaves fewer rows late."""
     path = tmp_path / "times.json"
-    strata.load(FIXTURE, defer_below_profile=path, **AUTO).close()
+    with strata.load(FIXTURE, defer_below_profile=path, **AUTO) as model:
+        assert model.engine.service.counters.rows_LP == {}, "windows that measure do not count"
     late = {}
     for cpu_us in (20.0, 45.0):
         imposed(path, cpu_us)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from strata.core.types import Place
-
-pytest.importorskip("triton")
-
-from strata.experts.device_service import COUNTED_AT_ONCE, DeviceCounters
+from strata.experts.device_counters import COUNTED_AT_ONCE, DeviceCounters
 
 
 def test_windows_of_several_sizes() -> None:
@@ -30,3 +26,7 @@ def test_windows_of_several_sizes() -> None:
     expected = [[(row == place).sum() for place in Place] for row in whole]
     assert counters.rows.tolist() == np.array(expected).tolist()
     assert counters.rows_LP[1, Place.FAST] == expected[1][Place.FAST]
+    skipped = int((whole == Place.SKIPPED).sum())
+    assert counters.lines() == [f"route tail skip: {skipped} entries skipped since the start"]
+    counters.clear()
+    assert counters.lines() == [] and counters.rows_LP == {}

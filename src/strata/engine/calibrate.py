@@ -80,7 +80,9 @@ def calibrate_at_start(
         return _mark(settings, checkpoint, runner.service.tier.resident())
 
     text = tokenizer if isinstance(tokenizer, Tokenizer) else None
-    return fix_thresholds(runner, settings, range(1, settings.spec + 1), text, mark)
+    lines = fix_thresholds(runner, settings, range(1, settings.spec + 1), text, mark)
+    runner.service.counters.clear()  # "since the start" is about answers
+    return lines
 
 
 def require_times(settings: Settings, checkpoint: Checkpoint, pairs: Sequence[Pair] | None) -> None:

@@ -44,6 +44,11 @@ class RowCounters:
         """Distinct experts at a place, summed over layers and windows."""
         return sum(n for (_, p), n in self.experts_LP.items() if p == place)
 
+    def clear(self) -> None:
+        """Count from zero."""
+        self.rows_LP.clear()
+        self.experts_LP.clear()
+
     def lines(self) -> list[str]:
         """What was left out since the start, for people."""
         rows, experts = self.total(Place.SKIPPED), self.experts(Place.SKIPPED)
