@@ -85,7 +85,6 @@ class DeviceService:
         self.device, self._n_active = device, list(n_active)
         n_layers = len(n_active)
         self._experts = [gpu_expert(g.shape) if g is not None else None for g in store.layers]
-        self._blob_bytes = [0 if g is None else g.shape.blob_bytes for g in store.layers]
         widest = max((len(a) for a in tier.address_LE), default=0)
         self._vram_LE = torch.zeros((n_layers, max(widest, 1)), dtype=torch.int64, device=device)
         self._host_LE = torch.zeros_like(self._vram_LE)
@@ -226,14 +225,16 @@ class DeviceService:
         rows_RD: torch.Tensor,
         missed: bool = True,
     ) -> None:
-        """Rows of the cached experts and of the PCIe share. Two launches, three when experts may
-        be missed and lie within the device's reach."""
+        """Rows of the cached experts and of the PCIe share. Two launches, four when experts may be
+        missed and lie within the device's reach."""
         expert, made = self._experts[layer], self.buffers(len(x_TD))
         assert expert is not None, f"layer {layer} has no routed experts"
         hidden, groups = made.hidden[expert], made.gpu
         if missed and self._stage is not None:
-            groups = self._stage.fetch(groups, self._blob_bytes[layer])
+            groups = self._stage.fetch(layer, groups)
         gate_up(expert, groups, x_TD, x_q, hidden)
+        if missed and self._stage is not None:
+            self._stage.settle()
         down(expert, groups, hidden, rows_RD, len(x_TD))
 
     def defer_below(self, below_L: Sequence[float]) -> None:
