@@ -19,9 +19,9 @@ _PROGRAMS_WANTED = 264
 """Two for each multiprocessor of an H200."""
 _MANY_ROWS = 8192
 _SPREAD_ROWS, _SPREAD_COLS, _SPREAD_TOKENS = 4096, (4096, 6144), 4
-"""Matrices whose blocks are spread over threads. H200, Q6_K 6144 -> 2560: 8.2 us against 12.7 for
-1 token, 11.0 against 19.9 for 4; a program that only reads the bytes takes 6.0. With 8192 rows and
-more the lanes of ``tile_product`` are as fast or faster."""
+"""Matrices of 8-bit tiles whose blocks are spread over threads. H200, Q6_K 6144 -> 2560: 8.2 us
+against 12.7 for 1 token, 11.0 against 19.9 for 4; a program that only reads the bytes takes 6.0.
+16384 rows of 2560 columns are no faster so; tiles of fewer bits were not measured."""
 _MOST_ROOM = 47 << 10
 """Bytes of shared memory for factors: 48 KiB less what the compiler wants."""
 
@@ -127,10 +127,11 @@ def tune(matrices: Sequence[Matrix], n_tokens: int) -> Tuning:
 
 
 def _is_spread(matrices: Sequence[Matrix], n_tokens: int, n_tile_rows: int, tuning: Tuning) -> bool:
-    """Whether the launch is of few long rows in tiles alone."""
+    """Whether the launch is of few long rows in 8-bit tiles alone."""
     low, high = _SPREAD_COLS
     return n_tokens <= _SPREAD_TOKENS and n_tile_rows <= _SPREAD_ROWS and all(
         isinstance(m, TileMatrix)
+        and m.bits == 8
         and low <= m.n_cols <= high
         and spread_of(m, n_tokens, tuning) is not None
         for m in matrices
