@@ -122,7 +122,7 @@ def gdn_cases(m: Maker) -> Iterator[Case]:
             m.floats(TAPS + 15, n),
             m.floats(2, VALUE_HEADS, STATE, STATE) * 0.1,
             m.ints([0]),
-            torch.zeros(VALUE_HEADS, dtype=torch.int32, device=m.device),
+            m.floats(m.T, VALUE_HEADS, gdn.workspace_numbers(STATE, STATE)),
         )
         weights = gdn.GdnWeights(
             m.floats(TAPS, n), -m.floats(VALUE_HEADS).exp(), m.floats(VALUE_HEADS),

@@ -4,13 +4,13 @@ token at a time with explicit state."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from strata.kernels.gdn import causal_conv, gated_norm, gates, l2_norm, recurrence
-from strata.kernels.gdn.triton import GdnState, GdnWeights, flip, replay, window
+from strata.kernels.gdn.triton import GdnState, GdnWeights, flip, replay, window, workspace_numbers
 from strata.kernels.quantize import new_quantized
 from strata.kernels.quantize import quantize as quantize_ref
 
@@ -58,12 +58,12 @@ def weights(order: str, gate: str, device: torch.device) -> GdnWeights:
     )
 
 
-def new_state(device: torch.device, spread: bool = True) -> GdnState:
+def new_state(device: torch.device, n_tokens: int = 4) -> GdnState:
     return GdnState(
         torch.zeros(ENTRIES, N, device=device),
         torch.zeros(2, J, K, V, device=device),
         torch.zeros(1, dtype=torch.int32, device=device),
-        torch.zeros(J, dtype=torch.int32, device=device) if spread else None,
+        torch.full((n_tokens, J, workspace_numbers(K, V)), float("nan"), device=device),
     )
 
 
@@ -93,13 +93,13 @@ def int32(value: int, device: torch.device) -> torch.Tensor:
 
 @pytest.mark.parametrize(("order", "gate"), [("grouped", "silu"), ("interleaved", "sigmoid")])
 def test_windows_and_partial_commits(triton_device: torch.device, order: str, gate: str) -> None:
-    """Windows of which some tokens stay; the ring of 8 columns wraps. Norms inside or apart."""
+    """Windows of which some tokens stay; the ring of 8 columns wraps."""
     d = triton_device
     sizes, kept = [3, 4, 1, 4], [3, 2, 1, 3]
     x = inputs(sum(kept) + 1)
     w = weights(order, gate, torch.device("cpu"))
     expected, states = reference(x, w)
-    w, state, at = weights(order, gate, d), new_state(d, spread=gate == "silu"), 0
+    w, state, at = weights(order, gate, d), new_state(d), 0
     for size, n in zip(sizes, kept, strict=True):
         out = torch.full((size, J * V), float("nan"), device=d)
         quantized = new_quantized(size, J * V, d)
@@ -115,6 +115,20 @@ def test_windows_and_partial_commits(triton_device: torch.device, order: str, ga
         at += n
         committed = state.state[int(state.which)].cpu()
         torch.testing.assert_close(committed, states[at - 1], rtol=1e-5, atol=1e-5)
+
+
+def test_more_tokens_than_warps(triton_device: torch.device) -> None:
+    """Twelve tokens at once: a warp makes the inputs and norms of two."""
+    d = triton_device
+    x, w = inputs(12), weights("grouped", "silu", torch.device("cpu"))
+    expected, states = reference(x, w)
+    w, state = weights("grouped", "silu", d), new_state(d, 12)
+    state = replace(state, ring=torch.zeros(15, N, device=d))
+    out = torch.empty(12, J * V, device=d)
+    pos = torch.arange(12, dtype=torch.int32, device=d)
+    window(*x.of(0, 12, d), int32(12, d), pos, state, w, out)
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(state.state[1].cpu(), states[-1], rtol=1e-5, atol=1e-5)
 
 
 def test_nothing_accepted_changes_nothing(triton_device: torch.device) -> None:

@@ -2,11 +2,11 @@
 """A Gated DeltaNet layer between its projections, in one launch: convolution, l2 norm, gates, delta
 rule over T tokens, gated norm, int8 result. The same kernel replays a part of a window.
 
-Letters as in the package docstring. Program (j, p) owns columns of value head j and holds their
-state M [K, V / parts] in registers while it walks over the tokens, one at a time, so every T has
-the same bits; the next token's inputs are loaded meanwhile. The programs of one key head repeat its
-convolution; one of them stores its columns. The gated norm needs all columns of a head: the last
-program of a head to finish does it, found by a counter that it sets back to 0.
+Letters as in the package docstring. Program j owns value head j: its state M [K, V] lies in
+registers, each warp's in whole columns, so that the sums over K need no other warp. What does not
+need M is made for eight tokens at once, a warp each, in a workspace; then the program walks over
+the tokens, one at a time; then it norms the eight. So every T has the same bits. The programs of
+one key head repeat its convolution; one of them stores its columns.
 
 State: ``ring`` f32 [ring entries, N], the columns before the convolution by position (models/ring:
 what a window writes is never among what it reads), and ``state`` f32 [2, J, K, V], of which
@@ -35,11 +35,13 @@ from strata.kernels.pointwise.triton import (
 )
 from strata.kernels.quantize.ref import Quantized
 from strata.kernels.quantize.triton import store_blocks
-from strata.kernels.triton_common import EXACT, INTERPRET, interpreted_int
+from strata.kernels.triton_common import EXACT, INTERPRET, fma, interpreted_int
 
 _L2_EPS = tl.constexpr(L2_EPS)
-_SPREAD = (16, 1)
-"""Value columns of a program (at most all) and its warps."""
+_MOST_TOKENS = 16
+"""Of a window: models/ring."""
+_LANES, _COLUMNS = tl.constexpr(8), tl.constexpr(16)
+"""A warp's part of M: rows side by side in its threads, and columns."""
 
 
 @dataclass(frozen=True)
@@ -65,36 +67,39 @@ class GdnWeights:
 class GdnState:
     """What outlives a window: ring f32 [entries, N], state f32 [2, J, K, V], which int32 [1].
 
-    done: int32 [J], zeros between launches, not shared by streams that run at the same time. With
-    it the last program of a head makes its gated norm; None: a second launch does.
+    workspace: f32 [T or more, J, workspace_numbers(K, V)], shared by layers but not by streams that
+    run at the same time.
     """
 
     ring: torch.Tensor
     state: torch.Tensor
     which: torch.Tensor
-    done: torch.Tensor | None = None
+    workspace: torch.Tensor
+
+
+def workspace_numbers(k_dim: int, v_dim: int) -> int:
+    """What a token and value head leave in the workspace: q, k, v, keep, beta, <q, k>, a spare."""
+    return 2 * k_dim + v_dim + 4
 
 
 @triton.jit
-def _column(columns, ring, p, start, limit, channel, STRIDE, N: tl.constexpr, E: tl.constexpr):
-    """The column of position p: zeros before 0, in the ring below limit, then in the window."""
-    in_ring = (p >= 0) & (p < limit) & (channel >= 0)
-    in_window = (p >= limit) & (channel >= 0)
-    x = tl.load(ring + ((p + E) % E) * N + channel, mask=in_ring, other=0.0)
-    return x + tl.load(columns + (p - start) * STRIDE + channel, mask=in_window, other=0.0)
+def _columns(
+    columns, ring, start, t, n, window, channel, STRIDE, N: tl.constexpr, E: tl.constexpr,
+    P: tl.constexpr,
+):  # fmt: skip
+    """The P columns that tokens t [T, 1] of those below n convolve, oldest first, each [T, C].
 
-
-@triton.jit
-def _before(
-    columns, ring, start, limit, channel, STRIDE, N: tl.constexpr, E: tl.constexpr, P: tl.constexpr
-):
-    """The P - 1 columns before the window, oldest first, and its first one."""
-    past = ()
+    Columns before the window come from the ring, its own too when it is replayed.
+    """
+    found = ()
     for i in tl.static_range(P):
-        past = past + (
-            _column(columns, ring, start - (P - 1) + i, start, limit, channel, STRIDE, N, E),
-        )  # fmt: skip
-    return past
+        back = t - (P - 1) + i
+        p = start + back
+        row = tl.where(window & (back >= 0), columns + back * STRIDE, ring + ((p + E) % E) * N)
+        found = found + (
+            tl.load(row + channel, mask=(t < n) & (p >= 0) & (channel >= 0), other=0.0),
+        )
+    return found
 
 
 @triton.jit
@@ -108,7 +113,7 @@ def _taps(taps, channel, N: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def _convolved(past, w):
-    """silu of the causal convolution whose last column is the last of ``past``."""
+    """silu of the convolution of columns that end with a token's own."""
     y = past[0] * w[0]
     for i in tl.static_range(1, len(w)):
         y = y + past[i] * w[i]
@@ -116,150 +121,142 @@ def _convolved(past, w):
 
 
 @triton.jit
-def _keep_column(ring, x, p, channel, ok, N: tl.constexpr, E: tl.constexpr):
-    """The window's column x of position p into the ring."""
-    tl.store(ring + (p % E) * N + channel, x, mask=ok & (channel >= 0))
+def _prepare(
+    q, k, v, keep, beta, workspace, n, STRIDE: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """q and k [ROWS, K] normed, v [ROWS, V], keep, beta [ROWS] and <q, k> into the workspace."""
+    row = tl.arange(0, ROWS)
+    i_k, i_v = tl.arange(0, K)[None, :], tl.arange(0, V)[None, :]
+    ok = row < n
+    some = ok[:, None]
+    q = q * (tl.rsqrt(tl.sum(q * q, axis=1) + _L2_EPS) / tl.sqrt(K * 1.0))[:, None]
+    k = k * tl.rsqrt(tl.sum(k * k, axis=1) + _L2_EPS)[:, None]
+    vectors = workspace + row[:, None] * STRIDE
+    tl.store(vectors + i_k, q, mask=some & (i_k >= 0))
+    tl.store(vectors + K + i_k, k, mask=some & (i_k >= 0))
+    tl.store(vectors + 2 * K + i_v, v, mask=some & (i_v >= 0))
+    scalars = workspace + row * STRIDE + 2 * K + V
+    tl.store(scalars, keep, mask=ok)
+    tl.store(scalars + 1, beta, mask=ok)
+    tl.store(scalars + 2, tl.sum(q * k, axis=1), mask=ok)
 
 
 @triton.jit
-def _step(m, q, k, v, keep, beta):
-    """One token of the delta rule: (M after it, o)."""
-    stored = tl.sum(m * k[:, None], axis=0)
-    read = tl.sum(m * q[:, None], axis=0)
+def _step(m, one, i_k, i_v, K: tl.constexpr, V: tl.constexpr):
+    """One token of the delta rule on M [lanes, parts, rows, columns]: (M after it, o)."""
+    q = tl.load(one + i_k)
+    k = tl.load(one + K + i_k)
+    v = tl.load(one + 2 * K + i_v)
+    keep = tl.load(one + 2 * K + V)
+    beta = tl.load(one + 2 * K + V + 1)
+    qk = tl.load(one + 2 * K + V + 2)
+    stored = tl.sum(tl.sum(m * k, axis=2), axis=0)
+    read = tl.sum(tl.sum(m * q, axis=2), axis=0)
     u = beta * (v - keep * stored)
-    o = keep * read + tl.sum(q * k, axis=0) * u
-    return keep * m + k[:, None] * u[None, :], o
+    o = keep * read + qk * u
+    return fma(tl.broadcast_to(k, m.shape), u[None, :, None, :], keep * m), o
 
 
 @triton.jit
 def _norm_rows(
-    z, norm, out, out_q, out_meta, eps, j, t0, n, Z_STRIDE, J: tl.constexpr, V: tl.constexpr,
-    SILU: tl.constexpr, SLOTS: tl.constexpr, QUANTIZE: tl.constexpr,
+    gate, norm, out, out_q, out_meta, eps, j, n, window, J: tl.constexpr, V: tl.constexpr,
+    SILU: tl.constexpr, SLOTS: tl.constexpr, QUANTIZE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Gated norm in place of head j of tokens t0 .. t0 + 7, of those below n; also as int8."""
-    t = t0 + tl.arange(0, 8)[:, None]
+    """Gated norm in place of head j of all tokens; also as int8."""
+    t = tl.arange(0, ROWS)[:, None]
     i_v = tl.arange(0, V)[None, :]
-    ok = (t < n) & (i_v >= 0)
-    # around the nearest cache: other programs wrote it
+    ok = (t < n) & window & (i_v >= 0)
+    tl.debug_barrier()  # other warps made o
     o = tl.load(out + t * (J * V) + j * V + i_v, mask=ok, other=0.0, cache_modifier=".cg")
     tl.debug_barrier()  # all is read before any is written
-    gate = tl.load(z + t * Z_STRIDE + j * V + i_v, mask=ok, other=0.0)
     root = tl.sqrt_rn(tl.sum(o * o, axis=1) / V + eps)
-    y = o * tl.div_rn(tl.full((8,), 1.0, tl.float32), root)[:, None] * tl.load(norm + i_v)
+    y = o * tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), root)[:, None] * norm
     y = y * (silu(gate) if SILU else sigmoid(gate))
     tl.store(out + t * (J * V) + j * V + i_v, y, mask=ok)
     if QUANTIZE:
         BLOCKS: tl.constexpr = V // 32
-        block = tl.arange(0, 8 * BLOCKS)
-        row = t0 + block // BLOCKS
+        ALL: tl.constexpr = ROWS * BLOCKS
+        block = tl.arange(0, ALL)
+        row = block // BLOCKS
         store_blocks(
-            tl.reshape(y, (8 * BLOCKS, 32)), j * BLOCKS + block % BLOCKS, row < n, out_q, out_meta,
-            J * BLOCKS, 8 * BLOCKS, row * SLOTS,
+            tl.reshape(y, (ALL, 32)), j * BLOCKS + block % BLOCKS, (row < n) & window, out_q,
+            out_meta, J * BLOCKS, ALL, row * SLOTS,
         )  # fmt: skip
-
-
-@triton.jit
-def _norm_head(
-    z, norm, out, out_q, out_meta, eps, j, n, Z_STRIDE, J: tl.constexpr, V: tl.constexpr,
-    SILU: tl.constexpr, SLOTS: tl.constexpr, QUANTIZE: tl.constexpr,
-):  # fmt: skip
-    """``_norm_rows`` of all n tokens, eight at a time however many there are."""
-    for t0 in range(0, interpreted_int(n) if INTERPRET else n, 8):
-        _norm_rows(
-            z, norm, out, out_q, out_meta, eps, j, t0, n, Z_STRIDE, J, V, SILU, SLOTS, QUANTIZE
-        )
 
 
 @triton.jit(do_not_specialize=["full"], do_not_specialize_on_alignment=["n_tokens"])
 def gdn_kernel(
-    columns, z, a, b, n_tokens, full, pos, ring, state, which, done, taps, decay, dt_bias, norm,
-    out, out_q, out_meta, eps, COLUMN_STRIDE, Z_STRIDE, A_STRIDE,
-    H: tl.constexpr, J: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VC: tl.constexpr,
-    P: tl.constexpr, E: tl.constexpr, GROUPED: tl.constexpr, SILU: tl.constexpr,
-    SLOTS: tl.constexpr, QUANTIZE: tl.constexpr, COUNTED: tl.constexpr,
+    columns, z, a, b, n_tokens, full, pos, ring, state, which, workspace, taps, decay, dt_bias,
+    norm, out, out_q, out_meta, eps, COLUMN_STRIDE, Z_STRIDE, A_STRIDE,
+    H: tl.constexpr, J: tl.constexpr, K: tl.constexpr, V: tl.constexpr, P: tl.constexpr,
+    E: tl.constexpr, GROUPED: tl.constexpr, SILU: tl.constexpr, SLOTS: tl.constexpr,
+    QUANTIZE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """full 0: a window of n_tokens[0] tokens. full T: replay n of its T tokens, if 0 < n < T.
 
     One compiled kernel does both, so that a replay has the bits of a window of n tokens.
     """
     N: tl.constexpr = 2 * H * K + J * V
+    ROW: tl.constexpr = 2 * K + V + 4
     j = tl.program_id(0)
-    part = tl.program_id(1)
     h = j // (J // H) if GROUPED else j % H
     stores_keys = (j % (J // H) == 0) if GROUPED else (j < H)
-    n = tl.load(n_tokens)
+    # volatile: all three are on their way before one is waited for; plain loads sink below the if
+    n = tl.load(n_tokens, volatile=True)
+    start = tl.load(pos, volatile=True)
+    front = tl.load(which, volatile=True)
     n = tl.where(n == full, 0, n)
     window = full == 0
+    # the order of these axes makes the compiler spread lanes, then warps, then registers
+    i_k = tl.arange(0, _LANES)[:, None, None, None]
+    i_k = i_k + _LANES * tl.arange(0, K // _LANES)[None, None, :, None]
+    i_v = tl.arange(0, V // _COLUMNS)[:, None] * _COLUMNS + tl.arange(0, _COLUMNS)[None, :]
+    r_v = tl.arange(0, V)[None, :]
+    at = i_k * V + i_v[None, :, None, :]
+    workspace += j * ROW
     if n > 0:
-        start = tl.load(pos)
-        # a replay finds all columns in the ring
-        limit = tl.where(window, start, start + full)
-        front = tl.load(which)
-        i_k = tl.arange(0, K)
-        i_v = part * VC + tl.arange(0, VC)
-        at = i_k[:, None] * V + i_v[None, :]
-        m = tl.load(state + (front * J + j).to(tl.int64) * K * V + at)
+        row = tl.arange(0, ROWS)
+        t = row[:, None]
+        c_q = h * K + tl.arange(0, K)[None, :]
+        c_k = c_q + H * K
+        c_v = 2 * H * K + j * V + r_v
+        # those that most work waits for first
+        past_q = _columns(columns, ring, start, t, n, window, c_q, COLUMN_STRIDE, N, E, P)
+        past_k = _columns(columns, ring, start, t, n, window, c_k, COLUMN_STRIDE, N, E, P)
+        past_v = _columns(columns, ring, start, t, n, window, c_v, COLUMN_STRIDE, N, E, P)
+        a_t = tl.load(a + row * A_STRIDE + j, mask=row < n, other=0.0)
+        b_t = tl.load(b + row * A_STRIDE + j, mask=row < n, other=0.0)
         decay_j = tl.load(decay + j)
         bias_j = tl.load(dt_bias + j)
-        c_q = h * K + i_k
-        c_k = c_q + H * K
-        c_v = 2 * H * K + j * V + i_v
+        m = tl.load(state + (front * J + j).to(tl.int64) * K * V + at)
+        gate = tl.load(z + t * Z_STRIDE + j * V + r_v, mask=(t < n) & (r_v >= 0), other=0.0)
+        weight = tl.load(norm + r_v)
+        tl.debug_barrier()  # the assembler would put loads of the state behind the convolution
         w_q = _taps(taps, c_q, N, P)
         w_k = _taps(taps, c_k, N, P)
         w_v = _taps(taps, c_v, N, P)
-        past_q = _before(columns, ring, start, limit, c_q, COLUMN_STRIDE, N, E, P)
-        past_k = _before(columns, ring, start, limit, c_k, COLUMN_STRIDE, N, E, P)
-        past_v = _before(columns, ring, start, limit, c_v, COLUMN_STRIDE, N, E, P)
-        a_t = tl.load(a + j)
-        b_t = tl.load(b + j)
-        for t in range(0, interpreted_int(n) if INTERPRET else n):
-            p = start + t
-            # the next token's columns and gates are on their way while this one is computed
-            last = tl.where(t + 1 < n, p + 1, p)
-            next_q = _column(columns, ring, last, start, limit, c_q, COLUMN_STRIDE, N, E)
-            next_k = _column(columns, ring, last, start, limit, c_k, COLUMN_STRIDE, N, E)
-            next_v = _column(columns, ring, last, start, limit, c_v, COLUMN_STRIDE, N, E)
-            next_a = tl.load(a + (last - start) * A_STRIDE + j)
-            next_b = tl.load(b + (last - start) * A_STRIDE + j)
-            q = _convolved(past_q, w_q)
-            k = _convolved(past_k, w_k)
-            v = _convolved(past_v, w_v)
-            keeps = window & stores_keys & (part == 0)
-            _keep_column(ring, past_q[P - 1], p, c_q, keeps, N, E)
-            _keep_column(ring, past_k[P - 1], p, c_k, keeps, N, E)
-            _keep_column(ring, past_v[P - 1], p, c_v, window, N, E)
-            q = q * (tl.rsqrt(tl.sum(q * q, axis=0) + _L2_EPS) / tl.sqrt(K * 1.0))
-            k = k * tl.rsqrt(tl.sum(k * k, axis=0) + _L2_EPS)
-            keep = tl.exp(decay_j * softplus(a_t + bias_j))
-            m, o = _step(m, q, k, v, keep, sigmoid(b_t))
-            tl.store(out + t * (J * V) + j * V + i_v, o, mask=(i_v >= 0) & window)
-            past_q = past_q[1:] + (next_q,)
-            past_k = past_k[1:] + (next_k,)
-            past_v = past_v[1:] + (next_v,)
-            a_t, b_t = next_a, next_b
-        tl.store(state + ((1 - front) * J + j).to(tl.int64) * K * V + at, m)
-        if COUNTED:
-            # o of all threads is out before this program counts itself; the last one norms
-            tl.debug_barrier()
-            if window:  # noqa: SIM102
-                if tl.atomic_add(done + j, 1, sem="acq_rel") == V // VC - 1:
-                    tl.store(done + j, 0)
-                    _norm_head(
-                        z, norm, out, out_q, out_meta, eps, j, n, Z_STRIDE, J, V, SILU, SLOTS,
-                        QUANTIZE,
-                    )  # fmt: skip
-
-
-@triton.jit
-def norm_kernel(
-    z, n_tokens, norm, out, out_q, out_meta, eps, Z_STRIDE,
-    J: tl.constexpr, V: tl.constexpr, SILU: tl.constexpr, SLOTS: tl.constexpr,
-    QUANTIZE: tl.constexpr,
-):  # fmt: skip
-    """Program j: the gated norm of its head, where there are no counters."""
-    j = tl.program_id(0)
-    n = tl.load(n_tokens)
-    _norm_head(z, norm, out, out_q, out_meta, eps, j, n, Z_STRIDE, J, V, SILU, SLOTS, QUANTIZE)
+        entry = ring + ((start + t) % E) * N
+        ok = (t < n) & window
+        tl.store(entry + c_q, past_q[P - 1], mask=ok & stores_keys & (c_q >= 0))
+        tl.store(entry + c_k, past_k[P - 1], mask=ok & stores_keys & (c_k >= 0))
+        tl.store(entry + c_v, past_v[P - 1], mask=ok & (c_v >= 0))
+        _prepare(
+            _convolved(past_q, w_q), _convolved(past_k, w_k), _convolved(past_v, w_v),
+            tl.exp(decay_j * softplus(a_t + bias_j)), sigmoid(b_t), workspace, n, J * ROW,
+            K, V, ROWS,
+        )  # fmt: skip
+        tl.debug_barrier()  # other warps read it
+        behind = state + ((1 - front) * J + j).to(tl.int64) * K * V
+        for i in range(0, interpreted_int(n) if INTERPRET else n):
+            m, o = _step(m, workspace + i * (J * ROW), i_k, i_v, K, V)
+            tl.store(out + i * (J * V) + j * V + i_v, o, mask=window & (i_v >= 0))
+            # on its way while the norm is made
+            tl.store(behind + at, m, mask=(at >= 0) & (i == n - 1))
+        _norm_rows(
+            gate, weight, out, out_q, out_meta, eps, j, n, window, J, V, SILU, SLOTS, QUANTIZE,
+            ROWS,
+        )  # fmt: skip
 
 
 def window(
@@ -275,15 +272,14 @@ def window(
     quantized: Quantized | None = None,
     *,
     full: int = 0,
-    spread: tuple[int, int] | None = None,
 ) -> None:
-    """All of a layer between its projections for one window. One launch (two without ``done``).
+    """All of a layer between its projections for one window. One launch.
 
     columns_TN: f32 [T, N] = [q | k | v] before the convolution; z_TN: f32 [T, J * V]; a_TJ, b_TJ:
     f32 [T, J] of equal row stride, kept until commit. Rows are contiguous, their strides are free.
     n_tokens: int32 [1] on the device, T. pos_T: int32, pos_T[0] the window's first position.
     out_TN: f32 [T, J * V], the gated norm's result; quantized: the same as int8. full: see
-    ``replay``. spread: columns and warps of a program, instead of the rule.
+    ``replay``.
     """
     shape = state.state.shape
     n_heads, k_dim, v_dim = shape[1], shape[2], shape[3]
@@ -291,26 +287,23 @@ def window(
         assert width >= 16 and width & (width - 1) == 0, f"a head dim of {width}"
     assert quantized is None or v_dim % 32 == 0, f"{v_dim} is not whole blocks of 32"
     assert a_TJ.stride(0) == b_TJ.stride(0), "a and b have one row stride"
-    cols, warps = spread or _SPREAD
-    cols = min(cols, v_dim)
-    counted = state.done is not None
-    gdn_kernel[(n_heads, v_dim // cols)](
+    n_tokens_most = len(columns_TN)
+    assert n_tokens_most <= _MOST_TOKENS, f"{n_tokens_most} tokens, at most {_MOST_TOKENS}"
+    entry = (n_heads, workspace_numbers(k_dim, v_dim))
+    space = state.workspace
+    assert space.is_contiguous() and space.shape[1:] == entry, (tuple(space.shape), entry)
+    assert len(space) >= n_tokens_most, (len(space), n_tokens_most)
+    gdn_kernel[(n_heads,)](
         columns_TN, z_TN, a_TJ, b_TJ, n_tokens, full, pos_T, state.ring, state.state, state.which,
-        state.done if counted else state.which, weights.taps_PN, weights.decay_J,
-        weights.dt_bias_J, weights.norm_V, out_TN, *quantized_args(quantized, out_TN), weights.eps,
-        columns_TN.stride(0), z_TN.stride(0), a_TJ.stride(0),
-        H=weights.n_k_heads, J=n_heads, K=k_dim, V=v_dim, VC=cols, P=weights.taps_PN.shape[0],
+        space, weights.taps_PN, weights.decay_J, weights.dt_bias_J, weights.norm_V,
+        out_TN, *quantized_args(quantized, out_TN), weights.eps, columns_TN.stride(0),
+        z_TN.stride(0), a_TJ.stride(0),
+        H=weights.n_k_heads, J=n_heads, K=k_dim, V=v_dim, P=weights.taps_PN.shape[0],
         E=state.ring.shape[0], GROUPED=weights.head_order == "grouped",
         SILU=weights.output_gate == "silu", SLOTS=quantized_slots(quantized),
-        QUANTIZE=quantized is not None, COUNTED=counted, num_warps=warps, **EXACT,
+        QUANTIZE=quantized is not None, ROWS=8 if n_tokens_most <= 8 else _MOST_TOKENS,
+        num_warps=min(8, v_dim // _COLUMNS.value), **EXACT,
     )  # fmt: skip
-    if not counted and not full:
-        norm_kernel[(n_heads,)](
-            z_TN, n_tokens, weights.norm_V, out_TN, *quantized_args(quantized, out_TN),
-            weights.eps, z_TN.stride(0), J=n_heads, V=v_dim, SILU=weights.output_gate == "silu",
-            SLOTS=quantized_slots(quantized), QUANTIZE=quantized is not None, num_warps=1,
-            **EXACT,
-        )  # fmt: skip
 
 
 def replay(

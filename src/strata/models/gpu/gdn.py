@@ -10,7 +10,13 @@ from collections.abc import Mapping
 
 import torch
 
-from strata.kernels.gdn.triton import GdnState, GdnWeights, replay, window
+from strata.kernels.gdn.triton import (
+    GdnState,
+    GdnWeights,
+    replay,
+    window,
+    workspace_numbers,
+)
 from strata.memory.frame import BufferSpec, Frame
 from strata.memory.state import StateSpec
 from strata.models.gpu.frame import GpuFrame
@@ -41,10 +47,6 @@ class GpuGdn:
             spec.head_order,
             spec.output_gate,
         )
-        # the last program of a head to finish makes its norm, found by a counter
-        self.done = torch.zeros(
-            spec.n_v_heads, dtype=torch.int32, device=self.weights.norm_V.device
-        )
         self._n_channels = 2 * spec.n_k_heads * spec.k_dim + spec.n_v_heads * spec.v_dim
 
     def buffers(self) -> Mapping[str, BufferSpec]:
@@ -54,9 +56,15 @@ class GpuGdn:
         return {
             "gdn_columns": BufferSpec((self._n_channels,), f32),
             "gdn_z": BufferSpec((width,), f32),
+            "gdn_work": BufferSpec((spec.n_v_heads, self.workspace_numbers), f32),
             "gdn_a": BufferSpec((spec.n_v_heads,), f32, per_layer=True),
             "gdn_b": BufferSpec((spec.n_v_heads,), f32, per_layer=True),
         } | row_specs("gdn_y", width)
+
+    @property
+    def workspace_numbers(self) -> int:
+        """Of a token and head, between the steps of the window's kernel."""
+        return workspace_numbers(self.spec.k_dim, self.spec.v_dim)
 
     def state(self) -> Mapping[str, StateSpec]:
         """Past columns and the recurrent matrices."""
@@ -75,7 +83,7 @@ class GpuGdn:
             Part(
                 "gdn_window",
                 (*made, "conv", "recurrent"),
-                ("gdn_y", "conv", "recurrent"),
+                ("gdn_y", "gdn_work", "conv", "recurrent"),
                 lambda frame: self._run(frame, replayed=False),
             ),
             Part("gdn_out", ("gdn_y",), ("mixer_out",), self._back),
@@ -87,7 +95,7 @@ class GpuGdn:
 
     def rewrites(self) -> tuple[str, ...]:
         """What ``rewrite`` writes."""
-        return ("gdn_columns", "gdn_a", "gdn_b", "gdn_y", "conv", "recurrent")
+        return ("gdn_columns", "gdn_a", "gdn_b", "gdn_work", "gdn_y", "conv", "recurrent")
 
     def rewrite(self, frame: Frame, rows: Rows) -> None:
         """Columns, a, b and the state beside the committed one again, from other rows; the result
@@ -114,7 +122,7 @@ class GpuGdn:
             frame.state.tensor(self.layer, "conv"),
             frame.state.both(self.layer, "recurrent"),
             frame.state.which,
-            self.done,
+            frame["gdn_work"],
         )
         call, n = (replay, frame.n_accepted) if replayed else (window, frame.n_tokens)
         call(

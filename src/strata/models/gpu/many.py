@@ -113,11 +113,12 @@ def gdn(mixer: GpuGdn, x_ND: torch.Tensor, chunk: Chunk) -> torch.Tensor:
     y = torch.empty_like(z)
     state, layer = chunk.state, mixer.layer
     ring, both = state.tensor(layer, "conv"), state.both(layer, "recurrent")
+    work = x_ND.new_empty(PIECE, mixer.spec.n_v_heads, mixer.workspace_numbers)
     # launches of the pieces take the host as long as the device: all views are made at once
     whole = (columns, z, a, b, chunk.pos_N, y)
     every = zip(*(torch.split(tensor, PIECE) for tensor in whole), strict=True)
     for columns_T, z_T, a_T, b_T, pos_T, y_T in every:
-        where = GdnState(ring, both, state.front_number(layer, "recurrent"), mixer.done)
+        where = GdnState(ring, both, state.front_number(layer, "recurrent"), work)
         n = chunk.full if len(y_T) == PIECE else chunk.rest
         window(columns_T, z_T, a_T, b_T, n, pos_T, where, mixer.weights, y_T)
         state.flip(layer, "recurrent")
