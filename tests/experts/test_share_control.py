@@ -83,7 +83,7 @@ def test_what_runs_alike_is_not_tried_twice() -> None:
         control.after(1, 0.01 + abs(applied[-1][9] - 2) * 0.001, lambda: np.full(48, 10))
     tried = [moved[9] for moved in applied if moved[9] != 2]
     in_turns = [k for i, k in enumerate(tried) if i == 0 or tried[i - 1] != k]
-    assert len(in_turns) == len(set(in_turns)) and len(applied) < 100
+    assert len(in_turns) == len(set(in_turns)) >= 2
 
 
 def test_sizes_have_numbers_of_their_own() -> None:
