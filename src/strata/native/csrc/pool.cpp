@@ -177,9 +177,11 @@ uint64_t Pool::start(Work& work, std::unique_ptr<Work> owned, Urgency urgency) {
                 slot.work = &work;
                 slot.owned = std::move(owned);
                 slot.urgency = urgency;
+                slot.begun = false;
+                for (auto& mask : active_)  // see begin_phase
+                    if (mask.load() >> i & 1) mask.fetch_and(~(1ull << i));
                 slot.layer.store(work.layer);
                 slot.ticket.store(ticket);
-                active_[static_cast<int>(urgency)].fetch_or(1ull << i);
                 count(0, work.layer, WORKS, 1);
                 begin_phase(slot, 0);
                 return ticket;
@@ -208,6 +210,9 @@ void Pool::begin_phase(Slot& slot, int phase) {
         finish(slot);
         return;
     }
+    const bool phase_is_first = !slot.begun;
+    const Urgency urgency = slot.urgency;
+    slot.begun = true;
     const int then = with_tasks(phase + 1);
     slot.phase[0] = phase;
     slot.phase[1] = then < work.n_phases() && work.follows(then) ? then : -1;
@@ -225,6 +230,10 @@ void Pool::begin_phase(Slot& slot, int phase) {
         share.state.store(sequence << 40 | static_cast<uint64_t>(share.n[0] + share.n[1]) << 20,
                           std::memory_order_release);
     }
+    // idle workers look at the shares as soon as they see the bit: not while they are written, which would
+    // take them away line by line. A worker that was still looking at this slot may even have ended the work
+    // by now; the bit then stays without tasks behind it until the slot's next work begins.
+    if (phase_is_first) active_[static_cast<int>(urgency)].fetch_or(1ull << (&slot - slots_));
     std::atomic_thread_fence(std::memory_order_seq_cst);  // tasks first, then a look at who sleeps
     idle_.unpark(FAN < n_tasks ? FAN : n_tasks);
     waiting_.unpark();
