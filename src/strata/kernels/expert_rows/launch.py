@@ -217,9 +217,10 @@ def row_tuning(
 def tune_gate_up(expert: GpuExpert, batch: int) -> RowTuning:
     """Tiles: one block of h a program, four rows a thread. One token: weights through registers
     (H200, 10 experts 2560 -> 2 x 640 of IQ3_S: 8.6 us against 9.9; 8 of 2048 -> 2 x 768 of Q4_K:
-    8.6 against 9.7; wider codes were not measured)."""
+    8.6 against 9.7; wider codes and those with a table were not measured)."""
     if expert.tiles_in:
-        light = isinstance(expert.gate, TileMatrix) and expert.gate.bits <= 4
+        gate = expert.gate
+        light = isinstance(gate, TileMatrix) and gate.bits == 4 and not gate.table
         ahead = 2 if batch == 1 and expert.twins and light else 0
         return row_tuning(4 if expert.twins else 2, BLOCK_ROWS, 4, batch, expert.twins, ahead)
     return row_tuning(2, 4 if batch <= 2 else 2, 4, batch)
