@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from strata.kernels.triton_common import load_words4, load_words4_now, opaque_zero
+from strata.kernels.triton_common import load_words4, load_words4_now
 
 RUN = tl.constexpr(8)
 """Neighbouring columns of one lane."""
@@ -48,20 +48,6 @@ def load_runs_now(p, rows, N: tl.constexpr, RUNS: tl.constexpr):
             words = words + load_words4_now(address + 16)
         steps = steps + (words,)
     return steps
-
-
-@triton.jit
-def words_again(steps, t):
-    """The same words inside a loop over tokens t. Without it the compiler converts them all to
-    floats before the loop, for which there are no registers."""
-    zero = t * opaque_zero()
-    again = ()
-    for i in tl.static_range(len(steps)):
-        words = ()
-        for e in tl.static_range(len(steps[i])):
-            words = words + (steps[i][e] | zero,)
-        again = again + (words,)
-    return again
 
 
 @triton.jit

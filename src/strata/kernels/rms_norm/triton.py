@@ -111,6 +111,11 @@ def add_norm_kernel(
     )  # fmt: skip
 
 
+def norm_warps(width: int) -> int:
+    """Warps a stream of that width; the order of its sum of squares follows from them."""
+    return min(16, max(1, triton.next_power_of_2(width) // 256))
+
+
 def add_norm(
     residual: torch.Tensor,
     weight: torch.Tensor | None,
@@ -144,7 +149,7 @@ def add_norm(
         *quantized_args(quantized, residual), eps, D=width, C=streams, BLOCK=block,
         PENDING=pending is not None, BIAS=bias is not None, LATE=late is not None,
         NORM=x is not None, SLOTS=quantized_slots(quantized), QUANTIZE=quantized is not None,
-        num_warps=min(16, max(1, block // 256)), **EXACT,
+        num_warps=norm_warps(width), **EXACT,
     )  # fmt: skip
 
 

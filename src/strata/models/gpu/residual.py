@@ -11,7 +11,7 @@ import torch
 
 from strata.kernels.embed.triton import lookup
 from strata.kernels.hyper.triton import down, mix, rank_gate, up_mix, write_coefficients
-from strata.kernels.hyper.triton_read import StreamWeights, can_read, new_turns, read
+from strata.kernels.hyper.triton_read import StreamWeights, is_plain, is_wide, new_turns, read
 from strata.kernels.rms_norm.triton import Pending, add_norm
 from strata.memory.frame import BufferSpec, Frame
 from strata.models.gpu.roles import GpuRoles
@@ -21,9 +21,6 @@ from strata.models.spec import ModelSpec
 Site = Literal["attn", "ffn"]
 INPUT: dict[Site, str] = {"attn": "x", "ffn": "ffn_x"}
 OUTPUT: dict[Site, str] = {"attn": "mixer_out", "ffn": "ffn_out"}
-MOST_AT_ONCE = 0
-"""Most tokens of windows whose reads are one launch each (kernels/hyper/triton_read), not three.
-0: that form has not been measured yet."""
 
 
 class GpuResidual:
@@ -161,14 +158,15 @@ class StreamRead:
         self.down, self.up = roles.matrix(prefix + ".down"), roles.matrix(prefix + ".up")
         self.inject = roles.matrix(prefix + ".inject") if inject else None
         self._weights = StreamWeights(self.norm, self.down, self.inject, self.up, self._eps)
-        self._fused = can_read(self._weights)
+        self._fused = is_plain(self._weights)
+        self._at_once = self._fused and is_wide(spec.d_model)
         self._turns = new_turns(self.norm.device)
 
     def run(
         self, frame: Frame, target: str, coeff_TC: torch.Tensor | None, pending: Pending | None
     ) -> None:
         """Fill the target rows and the coefficients."""
-        if self._fused and len(frame["residual"]) <= MOST_AT_ONCE:
+        if self._at_once and len(frame["residual"]) == 1:
             normed, low, out = (rows_of(frame, name) for name in ("hc_normed", "hc_low", target))
             read(
                 self._weights, frame["residual"], pending, normed.x, low.x, coeff_TC, out.x, out.q,
