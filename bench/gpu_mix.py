@@ -23,6 +23,7 @@ from strata.kernels.embed import triton as embed
 from strata.kernels.gdn import triton as gdn
 from strata.kernels.gpu_weight import GpuWeight
 from strata.kernels.hyper import triton as hyper
+from strata.kernels.hyper import triton_read as hyper_read
 from strata.kernels.kv_quant.triton import KvScales
 from strata.kernels.mla import triton as mla
 from strata.kernels.ngram import triton as ngram
@@ -106,6 +107,18 @@ def hyper_cases(m: Maker) -> Iterator[Case]:
         x, q = m.floats(m.T, D), new_quantized(m.T, D, m.device)
         return lambda: hyper.up_mix(lo, w, xn, C, x, q)
 
+    def whole() -> Callable[[], None]:
+        xn, lo, coeff, x = (m.floats(1, n) for n in (wide, RANK, C, D))
+        weights = hyper_read.StreamWeights(
+            m.floats(wide), m.weight(RANK, wide), m.weight(C, wide), m.weight(wide, RANK), EPS
+        )
+        residual, pending = m.floats(1, C, D), Pending(m.floats(1, D) * 1e-3, m.floats(1, C) * 1e-3)
+        q, turns = new_quantized(1, D, m.device), hyper_read.new_turns(m.device)
+        return lambda: hyper_read.read(weights, residual, pending, xn, lo, coeff, x, q, turns)
+
+    if n_tokens == 1:
+        moved = 4 * (3 * wide + 2 * D) + 4 * wide + 2 * (2 * RANK + C) * wide
+        yield Case("hyper read", 1, moved, whole)
     yield Case("hyper add_norm", 1, 4 * n_tokens * (3 * wide + D) + 4 * wide, read)
     yield Case("hyper down", 1, 2 * (RANK + C) * wide + 4 * n_tokens * wide, down)
     yield Case("hyper up_mix", 1, 2 * RANK * wide + 4 * n_tokens * (wide + D), up)
