@@ -90,6 +90,20 @@ def test_bits_for_1_to_16_rows(name: str, isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", QUANTIZED)
+def test_bits_for_many_rows(name: str, isa: str) -> None:
+    """All counts up to 33 activation rows: passes of every size over pairs of tile rows and over a
+    last one alone (three tile rows, 37 weight rows; 17 blocks or so: segments of unequal length).
+    Expectation: linear_contract of the file's rows."""
+    n_cols = n_cols_of(name, 17)
+    w = make_weight(name, 37, n_cols, np.random.default_rng(11), 0.7 if name == "NVFP4" else 1.0)
+    x = activations(33, n_cols, 12)
+    expected, tiles = linear_contract(x, w), tiled(w)
+    for n_tokens in range(5, 34):
+        same_bits(product(tiles, x[-n_tokens:], isa), expected[-n_tokens:])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_bits_for_published_widths(name: str, isa: str) -> None:
     """Expectation: the kernels for the file's rows (tested against the contract) at 32, 64, 640
     and 2560 columns, and the contract on the tiles themselves at the smallest."""

@@ -26,8 +26,9 @@ struct alignas(64) QuantizedStep {
     float scale[LANES];
     int32_t sum[1][LANES];     // of the block's q
     int32_t half[2][LANES];    // of its halves
+    int8_t block[LANES][32];   // the codes again, block by block: one cache line a block for tiles
 };
-static_assert(sizeof(QuantizedStep) == 384);
+static_assert(sizeof(QuantizedStep) == 640);
 
 // Rows of a matrix times activation rows: out[t][first_col + r] = row r . activation t * scale (+ bias[r]).
 struct RowsArgs {

@@ -103,6 +103,21 @@ inline void finish(const RowsArgs& a, int r, int t, float y) {
     a.out[t][a.first_col + r] = y;
 }
 
+// Of rows r .. r + n - 1, n <= 16: whole vectors but for a matrix's last rows.
+inline void finish_tile(const RowsArgs& a, int r, int n, int t, const float* __restrict y) {
+    float* __restrict out = a.out[t] + a.first_col + r;
+    const uint8_t* __restrict bias = a.bias ? a.bias + 4 * static_cast<size_t>(r) : nullptr;
+    const float scale = a.scale;
+    if (n == TILE_ROWS && !bias) {
+        for (int i = 0; i < TILE_ROWS; i++) out[i] = y[i] * scale;
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        const float x = y[i] * scale;
+        out[i] = bias ? x + load_f32(bias + 4 * i) : x;
+    }
+}
+
 void quantized_rows(const RowsArgs& a, uint8_t* scratch) {
     const TypeInfo& type = info(a.type);
     const DecodeRow decode = decoder_of(a.type);
@@ -152,7 +167,7 @@ void float_rows(const RowsArgs& a, uint8_t* scratch) {
 }
 
 void rows(const RowsArgs& args, uint8_t* scratch) {
-    if (args.tiled_rows) tiled_rows(args, finish);
+    if (args.tiled_rows) tiled_rows(args, finish_tile);
     else if (info(args.type).quantized()) quantized_rows(args, scratch);
     else float_rows(args, scratch);
 }

@@ -38,6 +38,7 @@ void quantize_row(const float* x, int n_cols, QuantizedStep* out) {
         }
         QuantizedStep& step = out[j];
         for (int v = 0; v < 8; v++) std::memcpy(step.q + 32 * v + 4 * s, q + 4 * v, 4);
+        std::memcpy(step.block[s], q, sizeof q);
         step.scale[s] = scale;
         step.sum[0][s] = low + high;
         step.half[0][s] = low;

@@ -29,8 +29,9 @@ struct TileKind {
     // 8-bit tiles store c + 128
     static constexpr int DOWN = BITS == 8 ? 128 - BIAS : 0;
     static constexpr int RUN = type.fit == 0 ? 1 : type.fit < N ? type.fit : N;
-    // added to table entries, which are then divided by mul
+    // added to table entries; what is left to multiply by, where entries must stay small
     static constexpr int LIFT = SIGNED ? 0 : BIAS;
+    static constexpr int MUL = TABLE && STRATA_VNNI ? 1 : type.mul;
 };
 
 #if defined(__AVX512VNNI__)
@@ -47,6 +48,8 @@ inline Floats plus(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline Floats fused_minus(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
 inline void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
+inline Floats load(const float* p) { return _mm512_loadu_ps(p); }
+inline Floats all_of(const int32_t* p) { return _mm512_cvtepi32_ps(_mm512_set1_epi32(*p)); }
 inline Floats load_halves(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline __m128i load_16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 inline Ints load_u8(const uint8_t* p) { return _mm512_cvtepu8_epi32(load_16(p)); }
@@ -66,7 +69,7 @@ struct CodeTable {
     CodeTable() {
         alignas(16) uint8_t entries[16] = {};
         if constexpr (K::TABLE)
-            for (int i = 0; i < 16; i++) entries[i] = static_cast<uint8_t>((K::form.table[i] + K::LIFT) / K::type.mul);
+            for (int i = 0; i < 16; i++) entries[i] = static_cast<uint8_t>((K::form.table[i] + K::LIFT) / K::MUL);
         v = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(entries)));
     }
 };
@@ -78,11 +81,11 @@ inline Ints field(Ints w, int f) {
     return _mm512_and_si512(w, _mm512_set1_epi8((1 << BITS) - 1));
 }
 
-// words: of the block. q: 4 bytes of each token every 32 bytes.
+// words: of the block. q: of each token, 32 bytes.
 template <class K, int T>
 inline void int_dots_16(const uint8_t* words, int g, const CodeTable<K>& table, const int8_t* const* q,
                         const int32_t* sum, Ints (*dots)[T]) {
-    constexpr bool TWICE = K::type.mul == 2;
+    constexpr bool TWICE = K::MUL == 2;
     Ints* dot = dots[0];
     for (int t = 0; t < T; t++) dot[t] = TWICE || !K::BIAS ? _mm512_setzero_si512() : _mm512_set1_epi32(-K::BIAS * sum[t]);
     Ints w = _mm512_setzero_si512();
@@ -93,11 +96,50 @@ inline void int_dots_16(const uint8_t* words, int g, const CodeTable<K>& table, 
         Ints u = field<K::BITS>(w, n % K::FIELDS);
         if constexpr (K::TABLE) u = _mm512_shuffle_epi8(table.v, u);
         for (int t = 0; t < T; t++)
-            dot[t] = _mm512_dpbusd_epi32(dot[t], u, _mm512_set1_epi32(static_cast<int>(load_u32(q[t] + 32 * v))));
+            dot[t] = _mm512_dpbusd_epi32(dot[t], u, _mm512_set1_epi32(static_cast<int>(load_u32(q[t] + 4 * v))));
     }
     if constexpr (TWICE)
         for (int t = 0; t < T; t++)
             dot[t] = _mm512_sub_epi32(_mm512_add_epi32(dot[t], dot[t]), _mm512_set1_epi32(K::BIAS * sum[t]));
+}
+
+#define STRATA_MANY_ROWS 1
+
+// Codes of a group, times MUL already: in registers while activation row after activation row passes.
+template <class K>
+struct GroupCodes {
+    Ints u[K::N];
+    STRATA_INLINE void load(const uint8_t* words, int g, const CodeTable<K>& table) {
+        Ints w = _mm512_setzero_si512();
+#pragma GCC unroll 8
+        for (int n = 0; n < K::N; n++) {
+            if (n % K::FIELDS == 0) w = _mm512_loadu_si512(words + 64 * ((g * K::N + n) / K::FIELDS));
+            if constexpr (K::MUL == 2) u[n] = twice(w, n % K::FIELDS);
+            else u[n] = field<K::BITS>(w, n % K::FIELDS);
+            if constexpr (K::TABLE) u[n] = _mm512_shuffle_epi8(table.v, u[n]);
+        }
+    }
+    static STRATA_INLINE Ints twice(Ints w, int f) {
+        w = f ? _mm512_srli_epi16(w, static_cast<unsigned>(K::BITS * f - 1)) : _mm512_add_epi8(w, w);
+        return _mm512_and_si512(w, _mm512_set1_epi8(2 * ((1 << K::BITS) - 1)));
+    }
+};
+
+// R activation rows (q: 4 N bytes of each) with W tile rows, so that their chains of sums overlap and each
+// word of an activation is spread over a register once.
+template <class K, int W, int R>
+STRATA_INLINE void group_dots(const GroupCodes<K> (&w)[W], const int8_t* const (&q)[R], const int32_t (&sum)[R],
+                              Ints (&dot)[W][R]) {
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < W; i++)
+            dot[i][r] = K::BIAS ? _mm512_set1_epi32(-K::BIAS * sum[r]) : _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int n = 0; n < K::N; n++)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            const Ints four = _mm512_set1_epi32(static_cast<int>(load_u32(q[r] + 4 * n)));
+            for (int i = 0; i < W; i++) dot[i][r] = _mm512_dpbusd_epi32(dot[i][r], w[i].u[n], four);
+        }
 }
 
 #elif defined(__AVX2__)
@@ -116,6 +158,7 @@ inline Floats plus(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 inline Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 inline Floats fused_minus(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
 inline void store(float* p, Floats x) { _mm256_storeu_ps(p, x); }
+inline Floats all_of(const int32_t* p) { return _mm256_cvtepi32_ps(_mm256_set1_epi32(*p)); }
 inline Floats load_halves(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline __m128i load_8(const uint8_t* p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)); }
 inline Ints load_u8(const uint8_t* p) { return _mm256_cvtepu8_epi32(load_8(p)); }
@@ -134,7 +177,7 @@ struct CodeTable {
     CodeTable() {
         alignas(16) uint8_t entries[16] = {};
         if constexpr (K::TABLE)
-            for (int i = 0; i < 16; i++) entries[i] = static_cast<uint8_t>((K::form.table[i] + K::LIFT) / K::type.mul);
+            for (int i = 0; i < 16; i++) entries[i] = static_cast<uint8_t>((K::form.table[i] + K::LIFT) / K::MUL);
         v = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(entries)));
     }
 };
@@ -156,7 +199,7 @@ inline Ints codes_of(Ints w, int f, const CodeTable<K>& table) {
 template <class K, int T>
 inline void int_dots_16(const uint8_t* words, int g, const CodeTable<K>& table, const int8_t* const* q,
                         const int32_t* sum, Ints (*dot)[T]) {
-    constexpr bool TWICE = K::type.mul == 2;
+    constexpr bool TWICE = K::MUL == 2;
     for (int part = 0; part < PARTS; part++)
         for (int t = 0; t < T; t++)
             dot[part][t] = TWICE || !K::BIAS ? _mm256_setzero_si256() : _mm256_set1_epi32(-K::BIAS * sum[t]);
@@ -173,7 +216,7 @@ inline void int_dots_16(const uint8_t* words, int g, const CodeTable<K>& table, 
         }
 #pragma GCC unroll 4
         for (int t = 0; t < T; t++) {
-            const Ints four = _mm256_set1_epi32(static_cast<int>(load_u32(q[t] + 32 * v)));
+            const Ints four = _mm256_set1_epi32(static_cast<int>(load_u32(q[t] + 4 * v)));
             for (int part = 0; part < PARTS; part++) {
                 dot[part][t] = _mm256_dpbusd_avx_epi32(dot[part][t], u[part], four);
                 in_order(dot[part][t]);
@@ -209,7 +252,7 @@ inline void int_dots_16(const uint8_t* words, int g, const CodeTable<K>& table, 
         }
 #pragma GCC unroll 4
         for (int t = 0; t < T; t++) {
-            const Ints four = _mm256_set1_epi32(static_cast<int>(load_u32(q[t] + 32 * v)));
+            const Ints four = _mm256_set1_epi32(static_cast<int>(load_u32(q[t] + 4 * v)));
 #pragma GCC unroll 2
             for (int part = 0; part < PARTS; part++) {
                 const Ints pairs =
@@ -258,6 +301,8 @@ inline Floats fused_minus(const Floats& a, const Floats& b, const Floats& c) {
     return floats_by([&](int i) { return __builtin_fmaf(a.v[i], -b.v[i], c.v[i]); });
 }
 inline void store(float* p, const Floats& x) { std::memcpy(p, x.v, sizeof x.v); }
+inline Floats load(const float* p) { return floats_by([=](int i) { return p[i]; }); }
+inline Floats all_of(const int32_t* p) { return all(static_cast<float>(*p)); }
 inline Floats load_halves(const uint8_t* p) { return floats_by([=](int i) { return half_at(p + 2 * i); }); }
 inline Ints load_u8(const uint8_t* p) {
     Ints x;
@@ -295,9 +340,35 @@ inline void int_dots_16(const uint8_t* words, int g, const CodeTable<K>& table, 
         const uint8_t* w = words + 64 * (v / K::FIELDS);
         for (int i = 0; i < 64; i++) {
             const int code = table.code[w[i] >> shift & ((1 << K::BITS) - 1)];
-            for (int t = 0; t < T; t++) dot[t].v[i / 4] += code * q[t][32 * v + i % 4];
+            for (int t = 0; t < T; t++) dot[t].v[i / 4] += code * q[t][4 * v + i % 4];
         }
     }
+}
+
+#define STRATA_MANY_ROWS 1
+
+template <class K>
+struct GroupCodes {
+    int16_t code[16][4 * K::N];
+    void load(const uint8_t* words, int g, const CodeTable<K>& table) {
+        for (int n = 0; n < K::N; n++) {
+            const int v = g * K::N + n, shift = K::BITS * (n % K::FIELDS);
+            const uint8_t* w = words + 64 * (v / K::FIELDS);
+            for (int i = 0; i < 64; i++)
+                code[i / 4][4 * n + i % 4] = table.code[w[i] >> shift & ((1 << K::BITS) - 1)];
+        }
+    }
+};
+
+template <class K, int W, int R>
+inline void group_dots(const GroupCodes<K> (&w)[W], const int8_t* const (&q)[R], const int32_t (&)[R],
+                       Ints (&dot)[W][R]) {
+    for (int i = 0; i < W; i++)
+        for (int r = 0; r < R; r++) {
+            dot[i][r] = Ints{};
+            for (int row = 0; row < 16; row++)
+                for (int k = 0; k < 4 * K::N; k++) dot[i][r].v[row] += w[i].code[row][k] * q[r][k];
+        }
 }
 
 #endif
