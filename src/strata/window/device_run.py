@@ -288,9 +288,14 @@ class DeviceRunner:
 
     def _meeting(self, n_tokens: int) -> Meeting:
         service = self.service
-        if not self._compiled:
-            return Meeting(lambda layer: service.serve(layer, n_tokens), lambda layer, place: None)
         made, shake = service.buffers(n_tokens), service.handshake
+
+        def answer(layer: int) -> None:
+            if int(made.any_host):  # else the payload is an earlier layer's
+                service.serve(layer, n_tokens)
+
+        if not self._compiled:
+            return Meeting(answer, lambda layer, place: None)
         word = {w: shake.word_address(w) for w in (RING, ROWS, ROWS_LATE, ERROR)}
 
         def wait_for(layer: int, place: Place) -> None:
