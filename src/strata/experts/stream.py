@@ -76,6 +76,7 @@ class LayerStream:
         self.open_LE = self._none_L
         """Experts neither cached nor copied ahead, bool [E] each: ``bring`` says which come."""
         self._split = False
+        self._brought = -1
 
     @property
     def routed(self) -> list[int]:
@@ -100,6 +101,7 @@ class LayerStream:
         if self._compiled and not self._memory:
             self._allocate()
         self._split = ahead < 1
+        self._brought = -1
         self.open_LE = self._none_L
         if self._split:
             self.open_LE = [
@@ -115,6 +117,7 @@ class LayerStream:
         """Of the layer's open experts copy these; behind them, what comes unasked of the next."""
         if not self._split:
             return
+        self._brought = layer
         self._copy(layer, chosen_E & self.open_LE[layer], first=False)
         later = self._routed.index(layer) + 1
         if later < len(self._routed):
@@ -123,6 +126,7 @@ class LayerStream:
 
     def enter(self, layer: int) -> None:
         """From here on the current stream reads the layer's experts."""
+        assert not self._split or self._brought == layer, "open experts are not on their way"
         if self._compiled and layer in self._routed:
             last = self._spans[layer][1 if self._split else 0].end
             torch.cuda.current_stream().wait_event(last)

@@ -124,9 +124,9 @@ class FastReader:
         h_half = new_half_rows(n * k, expert.d_expert, x_ND.device)
         rows = x_ND.new_empty(n * k, x_ND.shape[1])
         shared = None if ffn.shared is None else many.gated(ffn.shared, x_ND)
+        self.experts.start(layer)
         with self.experts.own_rows(layer):
             expert_rows_many(expert, groups, half, h, h_half, rows)
-        self.experts.start(layer)
         self.experts.joined(layer, rows)
         combine(
             rows, weight_R, n, shared_TD=shared,
