@@ -11,15 +11,16 @@ namespace strata {
 
 namespace {
 
-// Rows of one task: whole cache lines of output, enough tasks for everyone, none too long to balance.
-int rows_per_task(int n_rows, size_t row_bytes, int n_groups, int workers) {
-    constexpr int LINE = 16;
+// Rows of one task: whole cache lines of output (two for many activation rows, which take two tile rows at
+// once), enough tasks for everyone, none too long to balance.
+int rows_per_task(int n_rows, size_t row_bytes, int n_groups, int workers, int n_tokens) {
+    const int line = n_tokens > 4 ? 32 : 16;
     constexpr size_t MOST_BYTES = 64 << 10;
     const int tasks = std::max(1, 4 * workers / std::max(1, n_groups));
     const size_t by_share = (n_rows + tasks - 1) / tasks;
     const size_t by_bytes = MOST_BYTES / std::max<size_t>(1, row_bytes);
     const size_t rows = std::max<size_t>(1, std::min(by_share, by_bytes));
-    return static_cast<int>((rows + LINE - 1) / LINE * LINE);
+    return static_cast<int>((rows + line - 1) / line * line);
 }
 
 int pieces(int n, int size) { return (n + size - 1) / size; }
@@ -81,7 +82,7 @@ LinearWork::LinearWork(const Backend& backend, int workers, const std::vector<Ma
     for (const Matrix& m : matrices) {
         float* out = *outs++;
         const int share = static_cast<int>(total / std::max<int64_t>(1, m.n_bytes()));
-        chunk_.push_back(rows_per_task(m.n_rows, m.row_bytes(), share, workers));
+        chunk_.push_back(rows_per_task(m.n_rows, m.row_bytes(), share, workers, n_tokens));
         first_task_.push_back(first_task_.back() + (n_tokens ? pieces(m.n_rows, chunk_.back()) : 0));
         args_.push_back({m.type, m.rows, m.row_bytes(), m.n_rows, m.n_cols,
                          rows_in_[info(m.type).quantized()].data(), n_tokens, m.scale, nullptr,
@@ -170,10 +171,10 @@ ExpertWork::ExpertWork(const Backend& backend, int workers, const ExpertLayout& 
         down_out_.push_back(batch.out + batch.out_stride * batch.row[i]);
     }
     const size_t gate_up_bytes = info(layout.gate_type).row_bytes(D) + info(layout.up_type).row_bytes(D);
-    chunk_f_ = rows_per_task(F, gate_up_bytes, n_groups_, workers);
-    chunk_d_ = rows_per_task(D, info(layout.down_type).row_bytes(F), n_groups_, workers);
     int most = 0;
     for (int g = 0; g < n_groups_; g++) most = std::max(most, start_[g + 1] - start_[g]);
+    chunk_f_ = rows_per_task(F, gate_up_bytes, n_groups_, workers, most);
+    chunk_d_ = rows_per_task(D, info(layout.down_type).row_bytes(F), n_groups_, workers, most);
     if (most > MOST_QUANTIZED_ALONE || middle_->in_place()) return;
     gate_up_left_ = std::make_unique<Left[]>(static_cast<size_t>(n_groups_));
     for (int g = 0; g < n_groups_; g++) gate_up_left_[g].tasks.store(per_group(0), std::memory_order_relaxed);
