@@ -187,7 +187,8 @@ class PoolFace {
         std::unique_ptr<ExpertWork> work;
         const int64_t ns = ns_of([&] {
             check_batch(batch, n_x, n_out);
-            work = std::make_unique<ExpertWork>(backend_, pool_->workers(), layout, batch, homes_);
+            const auto share = [this](Work& now) { pool_->run(now); };
+            work = std::make_unique<ExpertWork>(backend_, pool_->workers(), layout, batch, homes_, share);
         });
         work->layer = layer;
         pool_->count_plan(layer, ns - work->read_ns(), work->read_ns());

@@ -140,7 +140,7 @@ int HomeMap::of(const void* p) const {
 }
 
 ExpertWork::ExpertWork(const Backend& backend, int workers, const ExpertLayout& layout,
-                       const ExpertBatch& batch, const HomeMap& homes)
+                       const ExpertBatch& batch, const HomeMap& homes, const std::function<void(Work&)>& share)
     : backend_(backend),
       layout_(layout),
       n_groups_(batch.n_groups),
@@ -156,9 +156,7 @@ ExpertWork::ExpertWork(const Backend& backend, int workers, const ExpertLayout& 
     for (int i = 0; i < 4 * n_groups_; i++)
         base_.push_back(reinterpret_cast<const uint8_t*>(batch.address[batch.apart ? i : i / 4]));
     sort_by_home(homes);
-    const auto start = std::chrono::steady_clock::now();
-    read_activations(batch);
-    read_ns_ = ns_since(start);
+    read_activations(batch, share);
     float* gate = reinterpret_cast<float*>(gate_.data());
     float* up = reinterpret_cast<float*>(up_.data());
     middle_ = std::make_unique<Activations>(backend, layout.down_type, gate, padded, n_entries_,
@@ -182,7 +180,7 @@ ExpertWork::ExpertWork(const Backend& backend, int workers, const ExpertLayout& 
 
 // Every distinct token once per form. Copies even what could be used in place: the caller may overwrite
 // its tensor as soon as the batch is submitted.
-void ExpertWork::read_activations(const ExpertBatch& batch) {
+void ExpertWork::read_activations(const ExpertBatch& batch, const std::function<void(Work&)>& share) {
     std::vector<int32_t> tokens(batch.token, batch.token + n_entries_);
     std::sort(tokens.begin(), tokens.end());
     tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
@@ -190,7 +188,14 @@ void ExpertWork::read_activations(const ExpertBatch& batch) {
     const auto read = [&](Type type, std::vector<const void*>& in) {
         auto form = std::make_unique<Activations>(backend_, type, batch.x, batch.x_stride, n,
                                                   layout_.d_model, tokens.data(), true);
-        form->prepare(0, n);
+        if (share && n > MOST_READ_ALONE) {
+            PrepareWork prepare(*form, n);
+            share(prepare);
+        } else {
+            const auto start = std::chrono::steady_clock::now();
+            form->prepare(0, n);
+            read_ns_ += ns_since(start);
+        }
         for (int i = 0; i < n_entries_; i++) {
             const auto at = std::lower_bound(tokens.begin(), tokens.end(), batch.token[i]);
             in.push_back(form->row(static_cast<int>(at - tokens.begin())));

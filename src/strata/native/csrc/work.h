@@ -1,6 +1,8 @@
 // The pieces of work that the pool is given: products with a matrix, experts, attention, recurrence.
 #pragma once
+#include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -42,6 +44,23 @@ class Activations {
     const int n_rows_, n_cols_;
     const size_t row_bytes_;
     Buffer memory_;
+};
+
+// Rows 0 .. n - 1 of activations, prepared by many threads.
+class PrepareWork : public Work {
+  public:
+    PrepareWork(Activations& rows, int n) : rows_(rows), n_(n) {}
+    int n_phases() const override { return 1; }
+    int n_tasks(int) const override { return (n_ + ROWS - 1) / ROWS; }
+    Clock clock(int) const override { return Clock::quantize; }
+    void run(int, int task, Scratch&) override {
+        rows_.prepare(ROWS * task, std::min(ROWS, n_ - ROWS * task));
+    }
+
+  private:
+    static constexpr int ROWS = 8;
+    Activations& rows_;
+    const int n_;
 };
 
 struct Matrix {
@@ -124,13 +143,14 @@ class HomeMap {
 // down rows wait for that group alone.
 class ExpertWork : public Work {
   public:
+    // share: runs a work that has to be done now on many threads; none: this thread prepares all rows.
     ExpertWork(const Backend& backend, int workers, const ExpertLayout& layout, const ExpertBatch& batch,
-               const HomeMap& homes);
+               const HomeMap& homes, const std::function<void(Work&)>& share = {});
     int n_phases() const override { return 3; }
     int n_tasks(int phase) const override;
     int n_homes(int phase) const override { return phase == 1 ? 1 : static_cast<int>(home_start_.size()) - 1; }
     int first_task(int phase, int home) const override;
-    // Of quantizing the activations, while the work was made.
+    // Of quantizing the activations alone, while the work was made.
     int64_t read_ns() const { return read_ns_; }
     bool follows(int phase) const override { return phase == 2 && gate_up_left_; }
     bool ready(int phase, int task) const override;
@@ -142,7 +162,7 @@ class ExpertWork : public Work {
     int group_of(int phase, int task) const { return order_[static_cast<size_t>(task / per_group(phase))]; }
     void sort_by_home(const HomeMap& homes);
     int per_group(int phase) const;
-    void read_activations(const ExpertBatch& batch);
+    void read_activations(const ExpertBatch& batch, const std::function<void(Work&)>& share);
     void gate_up(int group, int first, int count, Scratch& scratch);
     void down(int group, int first, int count, Scratch& scratch);
     // What the layout's offsets of a part count from: 0 gate, 1 up, 2 down, 3 biases and scales.
@@ -162,7 +182,7 @@ class ExpertWork : public Work {
     Buffer gate_, up_;                    // [n, padded F]
     std::unique_ptr<Activations> middle_;
     int chunk_f_, chunk_d_;
-    static constexpr int MOST_QUANTIZED_ALONE = 16;
+    static constexpr int MOST_QUANTIZED_ALONE = 16, MOST_READ_ALONE = 32;
     struct alignas(64) Left {
         std::atomic<int> tasks;      // of gate and up
         std::atomic<bool> ready;     // the middle is quantized
