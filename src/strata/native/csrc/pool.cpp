@@ -188,7 +188,7 @@ uint64_t Pool::start(Work& work, std::unique_ptr<Work> owned, Urgency urgency) {
             }
         }
         // every slot is taken: help until one is free
-        if (!run_any(0)) std::this_thread::yield();
+        if (!run_any(0, Look::all)) std::this_thread::yield();
     }
 }
 
@@ -279,10 +279,11 @@ void Pool::finish(Slot& slot) {
 }
 
 // A share of the slot with a task to take, the thread's own if it has one; -1: none.
-int Pool::claimable(const Slot& slot, int thread) const {
+int Pool::claimable(const Slot& slot, int thread, Look look) const {
     for (const int s : order_of(thread)) {
         const uint64_t state = slot.shares[s].state.load();
         if (next_of(state) < tasks_of(state)) return s;
+        if (look == Look::own) return -1;
     }
     return -1;
 }
@@ -364,20 +365,20 @@ void Pool::help_until_ready(Slot& slot, int phase, int task, int thread) {
     }
 }
 
-bool Pool::run_task_of(Slot& slot, int thread) {
-    const int s = claimable(slot, thread);
+bool Pool::run_task_of(Slot& slot, int thread, Look look) {
+    const int s = claimable(slot, thread, look);
     return s >= 0 && run_task(slot, s, thread);
 }
 
 // Of the most urgent works with tasks the oldest that has some for this thread's home, else the oldest.
-Pool::Place Pool::most_urgent(int thread) {
+Pool::Place Pool::most_urgent(int thread, Look look) {
     const int home = home_of(thread);
     for (auto& mask : active_) {
         Place best{nullptr, -1};
         bool best_own = false;
         for (uint64_t bits = mask.load(); bits; bits &= bits - 1) {
             Slot& slot = slots_[__builtin_ctzll(bits)];
-            const int s = claimable(slot, thread);
+            const int s = claimable(slot, thread, look);
             if (s < 0) continue;
             const bool own = home_of(s) == home || slot.n_homes.load() == 1;
             const bool older = !best.slot || slot.ticket.load() < best.slot->ticket.load();
@@ -388,20 +389,21 @@ Pool::Place Pool::most_urgent(int thread) {
     return {nullptr, -1};
 }
 
-bool Pool::run_any(int thread) {
-    const Place place = most_urgent(thread);
+bool Pool::run_any(int thread, Look look) {
+    const Place place = most_urgent(thread, look);
     return place.slot && run_task(*place.slot, place.share, thread);
 }
 
-// Spins until ready() or the time is over; true when ready. Lets others have the processor now and
-// then: the one waited for may be among them.
+// Spins until ready(look) or the time is over; true when ready. Looks at the thread's own shares, and only
+// now and then at all: idle threads that read the shares of a new work take them from their owners, line by
+// line. Lets others have the processor now and then: the one waited for may be among them.
 template <class Ready>
 bool Pool::spin_until(Ready ready) const {
-    constexpr int ROUNDS = 8;
+    constexpr int ROUNDS = 8, LOOKS = 16;
     const auto start = Time::now();
     for (int round = 1;; round++) {
         for (int i = 0; i < 32; i++) {
-            if (ready()) return true;
+            if (ready(i % LOOKS == LOOKS - 1 ? Look::all : Look::own)) return true;
             pause_cpu();
         }
         if (ns_since(start) >= spin_us_ * 1000ll) return false;
@@ -411,12 +413,14 @@ bool Pool::spin_until(Ready ready) const {
 
 void Pool::worker_main(int index) {
     const FloatRules rules;
-    const auto ready = [this, index] { return stop_.load() || most_urgent(index).slot; };
+    const auto ready = [this, index](Look look) { return stop_.load() || most_urgent(index, look).slot; };
     while (!stop_.load()) {
-        if (run_any(index)) continue;
-        if (index < max_spinners_ && spin_until(ready)) continue;
-        idle_.park_until(ready, [this, index] { count(index, -1, SLEEPS, 1); });
-        if (most_urgent(index).slot) idle_.unpark(FAN);
+        if (run_any(index, Look::own)) continue;
+        if (index >= max_spinners_ || !spin_until(ready)) {
+            idle_.park_until([&] { return ready(Look::all); }, [this, index] { count(index, -1, SLEEPS, 1); });
+            if (most_urgent(index, Look::all).slot) idle_.unpark(FAN);
+        }
+        run_any(index, Look::all);
     }
 }
 
@@ -431,15 +435,16 @@ void Pool::wait(uint64_t ticket) {
     const FloatRules rules;
     Slot& slot = slots_[ticket % SLOTS];
     const int layer = slot.layer.load();
-    const auto ready = [&] {
-        return done(ticket) || (slot.ticket.load() == ticket && claimable(slot, 0) >= 0);
+    const auto ready = [&](Look look) {
+        return done(ticket) || (slot.ticket.load() == ticket && claimable(slot, 0, look) >= 0);
     };
     while (!done(ticket)) {
-        if (slot.ticket.load() == ticket && run_task_of(slot, 0)) continue;
+        if (slot.ticket.load() == ticket && run_task_of(slot, 0, Look::own)) continue;
         const auto start = Time::now();
         if (max_spinners_ == 0 || !spin_until(ready))
-            waiting_.park_until(ready, [this] { count(0, -1, SLEEPS, 1); });
+            waiting_.park_until([&] { return ready(Look::all); }, [this] { count(0, -1, SLEEPS, 1); });
         count(0, layer, WAIT_NS, ns_since(start));
+        if (slot.ticket.load() == ticket) run_task_of(slot, 0, Look::all);
     }
     if (!any_error_.load()) return;
     const std::lock_guard<std::mutex> lock(error_mutex_);

@@ -135,10 +135,11 @@ class Pool {
     bool run_task(Slot& slot, int share, int thread);
     void run_claimed(Slot& slot, const Share& share, int i, int thread);
     void help_until_ready(Slot& slot, int phase, int task, int thread);
-    bool run_task_of(Slot& slot, int thread);
-    bool run_any(int thread);
-    Place most_urgent(int thread);
-    int claimable(const Slot& slot, int thread) const;
+    enum class Look { own, all };  // at a thread's own shares, or at those of others too
+    bool run_task_of(Slot& slot, int thread, Look look);
+    bool run_any(int thread, Look look);
+    Place most_urgent(int thread, Look look);
+    int claimable(const Slot& slot, int thread, Look look) const;
     static bool at_home(const Work& work, int phase, int task, int home);
     template <class Ready>
     bool spin_until(Ready ready) const;
