@@ -154,8 +154,8 @@ def test_a_slow_host_changes_no_repaired_bit(below: float) -> None:
 @pytest.mark.parametrize("mode", ["1", "repair"])
 def test_a_removed_wait_and_a_late_join_show(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows poisoned with NaN before each window and a host that takes 50 ms a layer: the right
-    program gives the bits of an undelayed one; without a layer's wait it reads the poison, and
-    with its join behind the FFN read the bits are others."""
+    program gives the bits of an undelayed one; every other reads poison, or rows of the layer
+    before, or joins too late, so its bits are others."""
     monkeypatch.setattr(device_run, "check", lambda program: None)
     found = {}
     for name, change in {"right": lambda p: p, "slow": lambda p: p, **FAULTS}.items():
@@ -171,8 +171,7 @@ def test_a_removed_wait_and_a_late_join_show(mode: str, monkeypatch: pytest.Monk
         engine.close()
     assert np.isfinite(found["right"]).all()
     assert np.array_equal(found["right"], found["slow"])
-    assert np.isnan(found["no wait"]).any() and np.isnan(found["wait behind the join"]).any()
-    for name in ("join behind the FFN read", "join behind the plan"):
+    for name in FAULTS:
         assert not np.array_equal(found["right"], found[name]), name
 
 

@@ -76,7 +76,7 @@ class Settings(ServeSettings):
         "experts the CPU computes; auto goes by how many experts a window takes. Results are "
         "equal.", unit="tokens", auto=-1)
     prompt_cpu: float = number(
-        0.0, 0, 1,
+        -1.0, 0, 1,
         "Share of the missed experts of a prompt's layer, those with the fewest rows, that the CPU "
         "computes while the link brings the others to the GPU; auto balances the two by measured "
         "speeds, and takes none where that is not quicker. In exact numerics results are equal.",
