@@ -50,37 +50,26 @@ def opaque_zero():
 
 
 @triton.jit
+def _dot4(INSTRUCTION: tl.constexpr, a, b, c):
+    return tl.inline_asm_elementwise(
+        INSTRUCTION, "=r,r,r,r", [a, b, c], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def dp4a(a, b, c):
     """c + sum of the products of four signed bytes of int32 a and b."""
-    if INTERPRET:
-        y = plain_dp4a(a, b, c)
-    else:
-        y = tl.inline_asm_elementwise(
-            "dp4a.s32.s32 $0, $1, $2, $3;",
-            "=r,r,r,r",
-            [a, b, c],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
-    return y
+    return plain_dp4a(a, b, c) if INTERPRET else _dot4("dp4a.s32.s32 $0, $1, $2, $3;", a, b, c)
 
 
 @triton.jit
 def dp4a_unsigned(a, b, c):
     """c + sum of the products of four unsigned bytes of int32 a and signed bytes of b."""
-    if INTERPRET:
-        y = plain_dp4a_unsigned(a, b, c)
-    else:
-        y = tl.inline_asm_elementwise(
-            "dp4a.u32.s32 $0, $1, $2, $3;",
-            "=r,r,r,r",
-            [a, b, c],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
-    return y
+    return (
+        plain_dp4a_unsigned(a, b, c)
+        if INTERPRET
+        else _dot4("dp4a.u32.s32 $0, $1, $2, $3;", a, b, c)
+    )
 
 
 @triton.jit
