@@ -177,7 +177,6 @@ uint64_t Pool::start(Work& work, std::unique_ptr<Work> owned, Urgency urgency) {
                 slot.work = &work;
                 slot.owned = std::move(owned);
                 slot.urgency = urgency;
-                slot.begun = false;
                 for (auto& mask : active_)  // see begin_phase
                     if (mask.load() >> i & 1) mask.fetch_and(~(1ull << i));
                 slot.layer.store(work.layer);
@@ -201,6 +200,7 @@ uint64_t Pool::submit(std::unique_ptr<Work> work, Urgency urgency) {
 
 void Pool::begin_phase(Slot& slot, int phase) {
     const Work& work = *slot.work;
+    const bool begins = phase == 0;
     const auto with_tasks = [&work](int p) {
         while (p < work.n_phases() && work.n_tasks(p) == 0) p++;
         return p;
@@ -210,9 +210,7 @@ void Pool::begin_phase(Slot& slot, int phase) {
         finish(slot);
         return;
     }
-    const bool phase_is_first = !slot.begun;
     const Urgency urgency = slot.urgency;
-    slot.begun = true;
     const int then = with_tasks(phase + 1);
     slot.phase[0] = phase;
     slot.phase[1] = then < work.n_phases() && work.follows(then) ? then : -1;
@@ -233,7 +231,7 @@ void Pool::begin_phase(Slot& slot, int phase) {
     // idle workers look at the shares as soon as they see the bit: not while they are written, which would
     // take them away line by line. A worker that was still looking at this slot may even have ended the work
     // by now; the bit then stays without tasks behind it until the slot's next work begins.
-    if (phase_is_first) active_[static_cast<int>(urgency)].fetch_or(1ull << (&slot - slots_));
+    if (begins) active_[static_cast<int>(urgency)].fetch_or(1ull << (&slot - slots_));
     std::atomic_thread_fence(std::memory_order_seq_cst);  // tasks first, then a look at who sleeps
     idle_.unpark(FAN < n_tasks ? FAN : n_tasks);
     waiting_.unpark();

@@ -110,7 +110,6 @@ class Pool {
         std::unique_ptr<Work> owned;
         int phase[2] = {0, -1};  // in turn, and the one that follows it task by task or -1
         Urgency urgency = Urgency::now;
-        bool begun = false;
         std::unique_ptr<Share[]> shares;
     };
     struct alignas(64) Counters {
