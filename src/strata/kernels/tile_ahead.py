@@ -11,14 +11,12 @@ import triton
 import triton.language as tl
 
 from strata.kernels.tile_product import (
-    block_codes,
-    block_terms,
+    add_loaded,
     code_table,
     load_block,
-    load_x,
-    scale_values,
+    load_xs,
 )
-from strata.kernels.triton_common import SEGMENTS, fma, fold8, opaque_zero
+from strata.kernels.triton_common import SEGMENTS, fold8, opaque_zero, twin_lanes, twins_apart
 
 
 @triton.jit
@@ -35,35 +33,12 @@ def _fetch(
 
 
 @triton.jit
-def _load_xs(q, meta, i, NOW: tl.constexpr):
-    """Block i of every segment of every token."""
-    slot = tl.arange(0, SEGMENTS)[:, None] + i * SEGMENTS
-    xs = ()
-    for t in tl.static_range(len(q)):
-        xs = xs + (load_x(q[t], meta[t], slot, NOW),)
-    return xs
-
-
-@triton.jit
 def _add(M: tl.constexpr, table, block, i, xs, acc, L: tl.constexpr, AHEAD: tl.constexpr):
     """Block i of every segment added to the partial sums of every token."""
     NB: tl.constexpr = M.n_cols // 32
-    words, scales, minima, supers = block
-    codes = block_codes(M, table, words)
-    scales = scale_values(M, scales, supers)
-    if M.has_min:
-        minima = scale_values(M, minima, supers[1:])
-    new = ()
-    for t in tl.static_range(len(xs)):
-        terms = block_terms(M, codes, scales, minima, xs[t])
-        p = acc[t]
-        for n in tl.static_range(len(terms) // 2):
-            p = fma(terms[2 * n], terms[2 * n + 1], p)
-        if NB % 8 != 0 or L % AHEAD != 0:
-            blk = tl.arange(0, SEGMENTS)[:, None] * L + i
-            p = tl.where((blk < NB) & (i < L), p, acc[t])
-        new = new + (p,)
-    return new
+    blk = tl.arange(0, SEGMENTS)[:, None] * L + i
+    ok = (blk < NB) & (i < L)
+    return add_loaded(M, table, block, xs, acc, ok, NB % 8 == 0 and L % AHEAD == 0)
 
 
 @triton.jit
@@ -80,10 +55,10 @@ def _sum_blocks(
     for _ in tl.static_range(len(q)):
         acc = acc + (tl.zeros((SEGMENTS, LANES), tl.float32),)
     table = code_table(M)
-    xs = _load_xs(q, meta, 0, False)
+    xs = load_xs(q, meta, 0, False)
     if L <= AHEAD:
         for u in tl.static_range(L):
-            later = _load_xs(q, meta, min(u + 1, L - 1), True)
+            later = load_xs(q, meta, min(u + 1, L - 1), True)
             acc = _add(M, table, blocks[u], u, xs, acc, L, AHEAD)
             xs = later
     else:
@@ -92,7 +67,7 @@ def _sum_blocks(
             ahead = ()
             for u in tl.static_range(AHEAD):
                 i = i0 + u
-                later = _load_xs(q, meta, tl.minimum(i + 1, L - 1), True)
+                later = load_xs(q, meta, tl.minimum(i + 1, L - 1), True)
                 block = blocks[u]
                 ahead = ahead + (_fetch(M, base, tr, rr, lift, i + AHEAD, L, ROWS_OK, NARROW),)
                 acc = _add(M, table, block, i, xs, acc, L, AHEAD)
@@ -123,14 +98,6 @@ def twin_products_ahead(
     """``twin_products`` with AHEAD blocks of a segment in registers."""
     ROWS_OK: tl.constexpr = M.tile_rows * 16 % ROWS == 0
     LANES: tl.constexpr = 2 * ROWS
-    lane = tl.arange(0, LANES)[None, :]
-    tr = first_row // 16 + lane // 16 % (ROWS // 16)
-    lift = lane // ROWS * lift
-    both = _sum_blocks(M, base, tr, lane % 16, lift, q, meta, LANES, AHEAD, ROWS_OK, NARROW)
-    first = ()
-    second = ()
-    for t in tl.static_range(len(q)):
-        a, b = tl.split(tl.trans(tl.reshape(both[t], (2, ROWS)), (1, 0)))
-        first = first + (a,)
-        second = second + (b,)
-    return first + second
+    tr, rr, lift = twin_lanes(first_row, lift, ROWS)
+    both = _sum_blocks(M, base, tr, rr, lift, q, meta, LANES, AHEAD, ROWS_OK, NARROW)
+    return twins_apart(both, ROWS)

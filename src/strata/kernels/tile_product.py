@@ -25,6 +25,8 @@ from strata.kernels.triton_common import (
     pick,
     prmt,
     tuple_of,
+    twin_lanes,
+    twins_apart,
 )
 
 # 1.5 * 2^23 as f32 and its bits: bits + D is the f32 1.5 * 2^23 + D for integers |D| < 2^22
@@ -281,6 +283,12 @@ def _add_matrix(
     if not ROWS_OK:
         ok = ok & (tr < M.tile_rows)
     block = load_block(M, base, tr, rr, lift, blk, ok, ALL, NARROW)
+    return add_loaded(M, table, block, xs, acc, blk < NB, FULL)
+
+
+@triton.jit
+def add_loaded(M: tl.constexpr, table, block, xs, acc, ok, ALL: tl.constexpr):
+    """A loaded block of every segment added to the partial sums of every token, where it is ok."""
     words, scales, minima, supers = block
     codes = block_codes(M, table, words)
     scales = scale_values(M, scales, supers)
@@ -289,14 +297,14 @@ def _add_matrix(
     new = ()
     for t in tl.static_range(len(xs)):
         p = _add_block(M, codes, scales, minima, xs[t], acc[t])
-        if not FULL:
-            p = tl.where(blk < NB, p, acc[t])  # even adding +0 would change a partial sum of -0
+        if not ALL:
+            p = tl.where(ok, p, acc[t])  # even adding +0 would change a partial sum of -0
         new = new + (p,)
     return new
 
 
 @triton.jit
-def _load_xs(q, meta, i, NOW: tl.constexpr = False):
+def load_xs(q, meta, i, NOW: tl.constexpr = False):
     """Block i of every segment of every token."""
     slot = tl.arange(0, SEGMENTS)[:, None] + i * SEGMENTS
     xs = ()
@@ -324,13 +332,13 @@ def _sum_blocks(
     tables = ()
     for m in tl.static_range(COUNT):
         tables = tables + (code_table(pick(MS, m)),)
-    xs = _load_xs(q, meta, 0)
+    xs = load_xs(q, meta, 0)
     # the pipeliner turns the loads of the matrices into asynchronous copies STAGES - 1 blocks
     # ahead; plain loads would be moved down to their uses. An open count keeps the code short.
     for i in tl.range(0, L + opaque_zero(), num_stages=STAGES):
         # a block's activations are loaded while the one before is added (27 us become 16 with one
         # token, 320 rows of 10240 on an H200)
-        later = _load_xs(q, meta, tl.minimum(i + 1, L - 1), True)
+        later = load_xs(q, meta, tl.minimum(i + 1, L - 1), True)
         new = ()
         for m in tl.static_range(COUNT):
             own = acc[m * T : m * T + T]
@@ -374,18 +382,7 @@ def twin_products(
     multiple of 4. Each thread works on one of the two, so the program can have twice the warps.
     """
     ROWS_OK: tl.constexpr = M.tile_rows * 16 % ROWS == 0
-    lane = tl.arange(0, 2 * ROWS)[None, :]
-    TILES: tl.constexpr = ROWS // 16
-    tr = first_row // 16 + lane // 16 % TILES
-    lift = lane // ROWS * lift
     LANES: tl.constexpr = 2 * ROWS
-    both = _sum_blocks(
-        tuple_of(M), (base,), tr, lane % 16, lift, q, meta, LANES, STAGES, ROWS_OK, NARROW
-    )
-    first = ()
-    second = ()
-    for t in tl.static_range(len(q)):
-        a, b = tl.split(tl.trans(tl.reshape(both[t], (2, ROWS)), (1, 0)))
-        first = first + (a,)
-        second = second + (b,)
-    return first + second
+    tr, rr, lift = twin_lanes(first_row, lift, ROWS)
+    both = _sum_blocks(tuple_of(M), (base,), tr, rr, lift, q, meta, LANES, STAGES, ROWS_OK, NARROW)
+    return twins_apart(both, ROWS)

@@ -228,3 +228,24 @@ def interpreted_int(n):
     ``range(0, interpreted_int(n) if INTERPRET else n)``: compiled loops take the scalar itself.
     """
     return int(n.handle.data.item())
+
+
+@triton.jit
+def twin_lanes(first_row, lift, ROWS: tl.constexpr):
+    """Tile row, row in the tile and lift of the lanes of two matrices, [1, 2 * ROWS]."""
+    lane = tl.arange(0, 2 * ROWS)[None, :]
+    tr = first_row // 16 + lane // 16 % (ROWS // 16)
+    lift = lane // ROWS * lift
+    return tr, lane % 16, lift
+
+
+@triton.jit
+def twins_apart(both, ROWS: tl.constexpr):
+    """Every token's rows of the first matrix, then of the second."""
+    first = ()
+    second = ()
+    for t in tl.static_range(len(both)):
+        a, b = tl.split(tl.trans(tl.reshape(both[t], (2, ROWS)), (1, 0)))
+        first = first + (a,)
+        second = second + (b,)
+    return first + second

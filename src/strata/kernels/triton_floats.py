@@ -25,27 +25,25 @@ def load_runs(p, rows, N: tl.constexpr, RUNS: tl.constexpr):
     p: pointer to f32, f16 or bf16 on a multiple of 16 bytes, not written by this kernel. rows:
     row numbers [rows, 1]. N: columns, a multiple of 8. Runs beyond N repeat the last one.
     """
-    STEPS: tl.constexpr = (N // RUN + RUNS - 1) // RUNS
-    steps = ()
-    for i in tl.static_range(STEPS):
-        address = _run_address(p, rows, i, N, RUNS)
-        words = load_words4(address)
-        if p.dtype.element_ty == tl.float32:
-            words = words + load_words4(address + 16)
-        steps = steps + (words,)
-    return _all_at_once(steps)
+    return _all_at_once(_steps(p, rows, N, RUNS, False))
 
 
 @triton.jit
 def load_runs_now(p, rows, N: tl.constexpr, RUNS: tl.constexpr):
     """``load_runs`` whose loads stand where they are called, before any barrier."""
+    return _steps(p, rows, N, RUNS, True)
+
+
+@triton.jit
+def _steps(p, rows, N: tl.constexpr, RUNS: tl.constexpr, NOW: tl.constexpr):
     STEPS: tl.constexpr = (N // RUN + RUNS - 1) // RUNS
+    load: tl.constexpr = load_words4_now if NOW else load_words4
     steps = ()
     for i in tl.static_range(STEPS):
         address = _run_address(p, rows, i, N, RUNS)
-        words = load_words4_now(address)
+        words = load(address)
         if p.dtype.element_ty == tl.float32:
-            words = words + load_words4_now(address + 16)
+            words = words + load(address + 16)
         steps = steps + (words,)
     return steps
 
